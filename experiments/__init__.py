@@ -1,0 +1,1 @@
+"""Runs: repo-local, never installed. `python -m experiments.{warmstart,train,sweep,collect}` from the repository root."""

@@ -1,0 +1,182 @@
+"""A run writes its own record: `curve.jsonl` as it goes, `run.json` at the start and at the end."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from experiments.config import RunConfig
+from twoclocks import records
+
+# TRL's and our meter's log keys -> columns of the curve table
+LOGGED = {
+    "learning_rate": "lr",
+    "reward": "reward",
+    "drift/abs_log_ratio": "drift_abs",
+    "drift/k3": "drift_k3",
+    "clip_ratio/low_mean": "clip_frac_low",
+    "clip_ratio/high_mean": "clip_frac_high",
+    "entropy": "entropy",
+    "grad_norm": "grad_norm",
+    "drift/update_norm": "update_norm",
+    "completions/mean_length": "length",
+    "frac_reward_zero_std": "zero_std_frac",
+    "probe/k3": "probe_k3",
+    "probe/gain": "probe_gain",
+}
+
+
+def device_name() -> str:
+    """The accelerator's or processor's own name."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()}, {os.cpu_count()} cores)"
+
+
+def git_sha() -> str:
+    """Commit of the code: GIT_SHA where the history does not travel with the tree, else git's word, `-dirty` if changed."""
+    if os.environ.get("GIT_SHA"):
+        return os.environ["GIT_SHA"]
+    git = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], capture_output=True, text=True, check=False)
+    return git.stdout.strip() or "unknown"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes a run."""
+    names = ("torch", "transformers", "trl", "accelerate", "datasets", "numpy")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
+
+
+def run_row(config: RunConfig, run_id: str) -> dict[str, Any]:
+    """The run's row of the run table as known at its start."""
+    setting = config.schedule.stages[0].setting
+    clip = setting.clip or (None, None)
+    return {
+        "schema_version": records.SCHEMA_VERSION,
+        "run_id": run_id,
+        "sweep": config.sweep,
+        "testbed": config.testbed,
+        "model": config.model.name,
+        "task": config.task.name,
+        "device": device_name(),
+        "status": "running",
+        "collapsed": None,
+        "seed": config.seed,
+        "batch": setting.batch,
+        "group": setting.group,
+        "updates_per_rollout": setting.updates_per_rollout,
+        "lr": setting.lr,
+        "drift_rate": setting.drift_rate,
+        "clip_low": clip[0],
+        "clip_high": clip[1],
+        "lr_warmup_samples": config.lr_warmup_samples,
+        "samples": config.samples,
+        "samples_done": 0,
+        "start_acc": None,
+        "heldout_problems": config.evaluation.problems,
+        "max_grad_norm": config.trl.get("max_grad_norm", 1.0),
+        "dtype": config.model.dtype,
+        "seconds": None,
+        "git_sha": git_sha(),
+        "versions": json.dumps(versions(), sort_keys=True),
+        "config": json.dumps(asdict(config), sort_keys=True),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_run(folder: Path, row: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Replace `run.json` as a whole; returns the new row."""
+    row = {**row, **changes}
+    temporary = folder / "run.json.tmp"
+    temporary.write_text(json.dumps(row, indent=1) + "\n")
+    os.replace(temporary, folder / "run.json")
+    return row
+
+
+class Recorder(TrainerCallback):
+    """Writes one curve row per optimizer update and evaluates on the configured grid.
+
+    Parameters
+    ----------
+    folder : Path
+        Run folder.
+    row : dict
+        The run's row; kept up to date in `self.row`.
+    evaluate : callable
+        Returns held-out accuracy of the policy as it is.
+    """
+
+    def __init__(self, folder: Path, row: dict[str, Any], config: RunConfig, evaluate: Callable[[], float]) -> None:
+        self.folder, self.row, self.evaluate = folder, row, evaluate
+        self.setting = config.schedule.stages[0].setting
+        self.due = config.evaluations()
+        self.spent = 0.0  # seconds of training only
+        self._resumed = time.perf_counter()
+        self._pending: list[dict[str, Any]] = []
+
+    def pause(self) -> None:
+        """Stop the training clock (an evaluation or probe begins)."""
+        self.spent += time.perf_counter() - self._resumed
+
+    def resume(self) -> None:
+        """Start the training clock again."""
+        self._resumed = time.perf_counter()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        start = self.evaluate()
+        self.row = write_run(self.folder, self.row, start_acc=start)
+        self._write(0, {"heldout_acc": start}, border=True)
+        self.resume()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        if "train_runtime" in logs:  # TRL's closing summary, not an update
+            return
+        self.pause()
+        update = state.global_step
+        values = {column: logs[key] for key, column in LOGGED.items() if logs.get(key) is not None}
+        if "grad_norm" in values and args.max_grad_norm:
+            values["grad_clipped"] = float(values["grad_norm"] > args.max_grad_norm)
+        if self.due and update * self.setting.batch >= self.due[0]:
+            values["heldout_acc"] = self.evaluate()
+            self.due = [n for n in self.due if n > update * self.setting.batch]
+        self._write(update, values, border=update % self.setting.updates_per_rollout == 0)
+        self.resume()
+
+    def _write(self, update: int, values: dict[str, Any], *, border: bool) -> None:
+        setting, rollouts = self.setting, math.ceil(update / self.setting.updates_per_rollout)
+        counters = {
+            "run_id": self.row["run_id"],
+            "attempt": 0,
+            "update": update,
+            "samples": update * setting.batch,
+            "samples_generated": rollouts * setting.rollout,
+            "rollout": rollouts,
+            "batch": setting.batch,
+            "seconds": self.spent,
+        }
+        row = {c.name: None for c in records.CURVE_COLUMNS} | counters
+        row |= {name: float(v) for name, v in values.items() if math.isfinite(float(v))}
+        self._pending.append(row)
+        if border:
+            self._flush()
+
+    def finish(self, status: str) -> None:
+        """Write what is pending and close the run's row."""
+        self._flush()
+        done = int(records.read_curve(self.folder / "curve.jsonl")["samples"].max())
+        self.row = write_run(self.folder, self.row, status=status, samples_done=done, seconds=round(self.spent, 3))
+
+    def _flush(self) -> None:
+        records.append_jsonl(self.folder / "curve.jsonl", self._pending)
+        self._pending = []

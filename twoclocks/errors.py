@@ -1,0 +1,33 @@
+"""Typed errors. Each message names what was wrong, where, the rule it broke, and what to do about it."""
+
+
+class TwoclocksError(ValueError):
+    """Base of every error this package raises on purpose; the command line turns it into exit code 2."""
+
+
+class SettingError(TwoclocksError):
+    """A setting that no trainer could run as written (batch, group, rollout or clip range do not fit together)."""
+
+
+class RecordsError(TwoclocksError):
+    """A records file or run folder that breaks the schema of `twoclocks.records`."""
+
+
+class FitError(TwoclocksError):
+    """Runs that cannot be fitted together, or too few of them."""
+
+
+class UnidentifiedError(TwoclocksError):
+    """A quantity the runs at hand do not determine; the message names the run that would."""
+
+
+class ExtrapolationError(TwoclocksError):
+    """A question outside the range the clocks were fitted on."""
+
+
+class NeverReachedError(TwoclocksError):
+    """A target that the model says is never reached at this setting."""
+
+
+class ScheduleError(TwoclocksError):
+    """A schedule that is empty, out of order, from another schema version, or asked beyond its end."""

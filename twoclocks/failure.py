@@ -1,0 +1,212 @@
+"""The failure clock: how many samples a run has before it collapses, and what counts as collapse.
+
+E*(B, c) = E0 (B/B0)^b_B (c/c0)^b_c, with c = eta/sqrt(B). The rival laws along the square-root rule differ in the
+exponents: accumulated drift (0, -1) is the paper's hypothesis, accumulated diffusion (0, -2), steps of constant
+size (1/2, -1) is what "updates times learning rate" (arXiv 2607.01083) reads as. Derivations: theory/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twoclocks.errors import ExtrapolationError, RecordsError
+
+# (b_B, b_c) of each law
+LAWS = {"drift": (0.0, -1.0), "diffusion": (0.0, -2.0), "constant step": (0.5, -1.0)}
+
+
+def samples_to_failure(batch: Any, drift_rate: Any, *, samples: Any, batch0: Any, drift_rate0: Any, b_batch: Any, b_drift: Any) -> Any:
+    """E*(B, c) = E0 (B/B0)^b_B (c/c0)^b_c, in training completions. Plain arithmetic: SymPy symbols pass through."""
+    return samples * (batch / batch0) ** b_batch * (drift_rate / drift_rate0) ** b_drift
+
+
+@dataclass(frozen=True)
+class FailureClock:
+    """A fitted exponent law for the median samples to collapse.
+
+    Parameters
+    ----------
+    samples : float
+        E0, median training completions to collapse at (batch0, drift_rate0).
+    batch0 : float
+        B0, completions per update.
+    drift_rate0 : float
+        c0 = eta0/sqrt(B0).
+    b_batch, b_drift : float
+        Exponents in B at constant c, and in c.
+    log_sd : float
+        Standard deviation of log E* between runs of one setting.
+    batch_range, drift_range : (float, float)
+        Fitted range; questions outside it raise unless `extrapolate=True`.
+    """
+
+    samples: float
+    batch0: float
+    drift_rate0: float
+    b_batch: float
+    b_drift: float
+    log_sd: float = 0.0
+    batch_range: tuple[float, float] = (0.0, math.inf)
+    drift_range: tuple[float, float] = (0.0, math.inf)
+
+    def samples_to_failure(self, batch: ArrayLike, drift_rate: ArrayLike, *, extrapolate: bool = False) -> np.ndarray:
+        """Median training completions before collapse at (B, c).
+
+        Raises
+        ------
+        ExtrapolationError
+            Outside the fitted range, unless extrapolate is true.
+        """
+        if not extrapolate:
+            check_range("batch", batch, self.batch_range)
+            check_range("drift_rate", drift_rate, self.drift_range)
+        b, c = np.asarray(batch, float), np.asarray(drift_rate, float)
+        law = {name: getattr(self, name) for name in ("samples", "batch0", "drift_rate0", "b_batch", "b_drift")}
+        return samples_to_failure(b, c, **law)
+
+    def hazard(self, batch: ArrayLike, drift_rate: ArrayLike, *, extrapolate: bool = False) -> np.ndarray:
+        """Damage per training completion, r = 1/E*: under linear damage a run collapses when the sum of r dn reaches 1."""
+        return 1 / self.samples_to_failure(batch, drift_rate, extrapolate=extrapolate)
+
+
+def check_range(name: str, value: ArrayLike, allowed: tuple[float, float]) -> None:
+    """Raise ExtrapolationError if any value lies outside the allowed range (relative slack 1e-9)."""
+    values = np.atleast_1d(np.asarray(value, float))
+    low, high = allowed
+    outside = values[(values < low * (1 - 1e-9)) | (values > high * (1 + 1e-9))]
+    if outside.size:
+        raise ExtrapolationError(
+            f"{name}={outside[0]:.4g} is outside the fitted range [{low:.4g}, {high:.4g}]; "
+            "run there and fit again, or pass extrapolate=True and treat the answer as a guess"
+        )
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """When a run collapsed, as far as its evaluations tell; times in training completions.
+
+    Attributes
+    ----------
+    kind : {"interval", "left", "right"}
+        "interval": collapsed in (lower, upper]. "left": before the evaluation at `upper`, too early to say when
+        (lower is 0). "right": no confirmed collapse up to `lower` (upper is infinite).
+    """
+
+    kind: Literal["interval", "left", "right"]
+    lower: float
+    upper: float
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the run collapsed."""
+        return self.kind != "right"
+
+
+# The rule's constants (science notes 4.3): all windows are fractions of the sample count they sit at, so that the
+# rule reads the same on a log grid of evaluations whatever the batch.
+MIN_MARGIN = 0.05  # 5 points of accuracy
+MARGIN_SDS = 4.0
+SMOOTH = 0.10  # smoothed curve: mean over evaluations within 10% of n
+CONFIRM = 0.25  # a drop must last another 25% of its own onset
+LEFT_EVALUATIONS = 10  # a collapse within the first evaluations has no resolved time
+
+
+def evaluation_noise(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> float:
+    """Robust standard deviation of one evaluation about its neighbours' chord, pooled over curves.
+
+    A binomial error would be too small: policies swing by more than the evaluation's sampling noise.
+
+    Parameters
+    ----------
+    curves : sequence of (samples, values)
+        Held-out evaluations of one metric, a curve a run.
+
+    Raises
+    ------
+    RecordsError
+        If no curve has three evaluations.
+    """
+    residuals = []
+    for samples, values in curves:
+        n, y = np.asarray(samples, float), np.asarray(values, float)
+        if len(y) < 3:
+            continue
+        weight = (n[1:-1] - n[:-2]) / (n[2:] - n[:-2])
+        # Var(y - chord) = sd^2 (1 + w^2 + (1-w)^2) for independent errors
+        scale = np.sqrt(1 + weight**2 + (1 - weight) ** 2)
+        residuals.append((y[1:-1] - (1 - weight) * y[:-2] - weight * y[2:]) / scale)
+    if not residuals:
+        raise RecordsError("no run has three evaluations: evaluate at least three times to know the evaluation noise")
+    return float(1.4826 * np.median(np.abs(np.concatenate(residuals))))
+
+
+def margin(noise_sd: float) -> float:
+    """Drop below the reference that counts as collapse: max(5 points, 4 sd of an evaluation)."""
+    return max(MIN_MARGIN, MARGIN_SDS * noise_sd)
+
+
+def smoothed(samples: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Mean of the evaluations within a factor 1 +- SMOOTH of each sample count."""
+    near = np.abs(samples[:, None] - samples[None, :]) <= SMOOTH * samples[:, None]
+    return (near * values[None, :]).sum(1) / near.sum(1)
+
+
+def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float) -> Collapse:
+    """Find the first lasting drop of a held-out metric below its best so far.
+
+    The smoothed curve must fall below its running maximum by `margin(noise_sd)` and stay below that level over the
+    following 25% of samples. A drop whose window the run did not live to complete is right-censored at its onset.
+
+    Parameters
+    ----------
+    samples : array, increasing
+        Training completions at each evaluation; the first is the start (0).
+    values : array
+        Held-out metric in [0, 1].
+    noise_sd : float
+        From `evaluation_noise`.
+
+    Raises
+    ------
+    RecordsError
+        If there are fewer than three evaluations or the sample counts do not increase.
+    """
+    n, y = np.asarray(samples, float), np.asarray(values, float)
+    if len(n) < 3 or np.any(np.diff(n) <= 0):
+        raise RecordsError(f"collapse detection needs at least three evaluations at increasing samples, got {len(n)}")
+    s = smoothed(n, y)
+    level = np.maximum.accumulate(s) - margin(noise_sd)
+    for i in range(1, len(n)):
+        if s[i] >= level[i - 1]:
+            continue
+        window = (n >= n[i]) & (n <= n[i] * (1 + CONFIRM))
+        if np.any(s[window] >= level[i - 1]):
+            continue
+        if n[-1] < n[i] * (1 + CONFIRM):
+            return Collapse("right", n[i - 1], math.inf)
+        return Collapse("left", 0.0, n[i]) if i <= LEFT_EVALUATIONS else Collapse("interval", n[i - 1], n[i])
+    return Collapse("right", n[-1], math.inf)
+
+
+def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]]) -> tuple[dict[str, Collapse], float]:
+    """Collapse of every run of a sweep, with evaluation noise pooled over the runs that do not collapse.
+
+    Returns
+    -------
+    collapses : dict of run id -> Collapse
+    noise_sd : float
+        The pooled evaluation noise that the final pass used.
+    """
+    noise = evaluation_noise(list(curves.values()))
+    found = {run: detect_collapse(*curve, noise) for run, curve in curves.items()}
+    stable = [curves[run] for run, collapse in found.items() if not collapse.confirmed]
+    if stable:
+        noise = evaluation_noise(stable)
+        found = {run: detect_collapse(*curve, noise) for run, curve in curves.items()}
+    return found, noise
