@@ -1,7 +1,7 @@
 """A named sweep: `python -m experiments.sweep run=pilot_progress jobs=14`.
 
 The run file's `axes` is a list of axes, each a list of override groups; the sweep is their product. Each run is a
-subprocess of a thread pool, so a killed child is one failed row. Longest first; runs that finished are skipped.
+subprocess of a thread pool, so a killed child is one failed row. Seed by seed, longest first; finished runs are skipped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Children:
 
     def __init__(self, jobs: int) -> None:
         threads = str(max(1, (os.cpu_count() or 1) // jobs))  # torch takes every core by default, in every child
-        self._environment = {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **os.environ}
+        self._environment = {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "USE_JAX": "0", **os.environ}
         self._alive: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self.stopping = False
@@ -121,7 +121,8 @@ def main(arguments: list[str]) -> int:
     root.mkdir(parents=True, exist_ok=True)
     done = finished(root)
     left = [(overrides, config) for overrides, config, _ in runs if config.key() not in done]
-    left.sort(key=lambda run: -run[1].samples / run[1].setting.batch)  # updates, not samples, decide how long a run takes
+    # Seed by seed, so that a sweep cut short is still balanced; then longest first: updates, not samples, take the time.
+    left.sort(key=lambda run: (run[1].seed, -run[1].samples / run[1].setting.batch))
     print(f"{own['run']}: {len(runs)} runs, {len(runs) - len(left)} finished before, {len(left)} to go")
     failures, jobs = 0, int(own.get("jobs", 1))
     children = Children(jobs)
