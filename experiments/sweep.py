@@ -25,7 +25,9 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.config import RunConfig
+from experiments.recorder import write_run
 from experiments.train import run_config
+from twoclocks import records
 from twoclocks.errors import SettingError, TwoclocksError
 
 CONF = Path(__file__).parent / "conf"
@@ -100,7 +102,9 @@ def mark_unfinished(root: Path) -> None:
     for file in root.glob("*/run.json"):
         row = json.loads(file.read_text())
         if row["status"] == "running":
-            file.write_text(json.dumps({**row, "status": "killed"}, indent=1) + "\n")
+            curve = file.parent / "curve.jsonl"
+            done = int(records.read_curve(curve)["samples"].max()) if curve.exists() else 0
+            write_run(file.parent, row, status="killed", samples_done=done)
 
 
 def main(arguments: list[str]) -> int:
