@@ -124,11 +124,29 @@ class Runs:
         runs = self.runs[keep.astype(bool)].reset_index(drop=True)
         return Runs(runs, self.curves[self.curves["run_id"].isin(runs["run_id"])].reset_index(drop=True))
 
-    def curve(self, run_id: str, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """(samples, values) of one column of one run, nulls left out, float64."""
-        rows = self.curves[self.curves["run_id"] == run_id]
-        rows = rows[rows[column].notna()]
-        return rows["samples"].to_numpy(float), rows[column].to_numpy(float)
+    def curve(self, run_id: str, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(samples, values, weights) of one column of one run, nulls left out, float64.
+
+        A point-in-time column (`heldout_acc`) sits at its row's samples with weight 1. A windowed column is the mean
+        over updates that ended in (before, samples]; the policy it describes is one update younger, so it sits at
+        (before + samples - batch)/2, with the completions behind it as weight.
+
+        Raises
+        ------
+        RecordsError
+            If there is no such column.
+        """
+        rules = {c.name: c.window for c in CURVE_COLUMNS}
+        if column not in rules:
+            raise RecordsError(f"metric {column!r}: not a curve column; choose one of {', '.join(rules)}")
+        rows = self.curves[self.curves["run_id"] == run_id].sort_values("samples")
+        samples, values = rows["samples"].to_numpy(float), rows[column].to_numpy(float)
+        before = np.concatenate([[0.0], samples[:-1]])
+        seen = ~np.isnan(values)
+        if rules[column] == "last":
+            return samples[seen], values[seen], np.ones(seen.sum())
+        middle = np.maximum(0.0, (before + samples - rows["batch"].to_numpy(float)) / 2)
+        return middle[seen], values[seen], np.maximum(samples - before, rows["batch"].to_numpy(float))[seen]
 
 
 def validate(table: pd.DataFrame, which: str, where: str) -> pd.DataFrame:

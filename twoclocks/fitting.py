@@ -1,0 +1,288 @@
+"""From runs to clocks: one censored fit for samples-to-target, one for samples-to-collapse, both with intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import isotonic_regression
+
+from twoclocks import censored
+from twoclocks.errors import FitError, UnidentifiedError
+from twoclocks.failure import Collapse, FailureClock, detect_collapses
+from twoclocks.progress import ProgressClock
+from twoclocks.records import CURVE_COLUMNS, Runs
+
+# A clock describes runs that differ in batch, learning rate and seed, and in nothing else
+SHARED = ("testbed", "model", "task", "group", "updates_per_rollout", "clip_low", "clip_high", "lr_warmup_samples")
+BIN_RATIO = 1.1  # windowed metrics are binned to the log grid that evaluations use
+LEVEL = 0.95
+
+
+def full_rate_samples(samples: Any, warmup: float) -> np.ndarray:
+    """Completions at full learning rate that drift as far as `samples` completions with a linear lr warm-up.
+
+    n - W/2 past the warm-up, n^2/(2W) within it: first-order drift is proportional to the lr.
+    """
+    n = np.asarray(samples, float)
+    return n if warmup == 0 else np.where(n >= warmup, n - warmup / 2, n**2 / (2 * warmup))
+
+
+def metric_curve(runs: Runs, run_id: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(samples, values, weights) of a metric; a windowed one is averaged, by weight, in bins of a log grid."""
+    samples, values, weights = runs.curve(run_id, metric)
+    if {c.name: c.window for c in CURVE_COLUMNS}[metric] == "last" or len(samples) < 3:
+        return samples, values, weights
+    span = float(samples[-1])
+    edges = span / BIN_RATIO ** np.arange(40)[::-1]  # the first bin takes what is below 2% of the run
+    bins = np.searchsorted(edges, samples)
+    table = pd.DataFrame({"bin": bins, "w": weights, "n": weights * samples, "y": weights * values}).groupby("bin").sum()
+    return (table["n"] / table["w"]).to_numpy(), (table["y"] / table["w"]).to_numpy(), table["w"].to_numpy()
+
+
+def samples_to_target(samples: np.ndarray, values: np.ndarray, weights: np.ndarray, target: float) -> float:
+    """Where the rising part of a curve crosses the target, by weighted isotonic regression up to its best bin; inf if it does not."""
+    peak = int(np.argmax(values)) + 1
+    rising = isotonic_regression(values[:peak], weights=weights[:peak]).x
+    if rising[-1] < target:
+        return math.inf
+    at = int(np.argmax(rising >= target))
+    if at == 0:
+        return float(samples[0])
+    share = (target - rising[at - 1]) / (rising[at] - rising[at - 1])
+    return float(samples[at - 1] + share * (samples[at] - samples[at - 1]))
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Fitted clocks with intervals, and what the runs did not determine.
+
+    Attributes
+    ----------
+    progress : ProgressClock or None
+    failure : FailureClock or None
+    draws : dict of str -> DataFrame
+        Bootstrap draws of "progress" (a, h0, h1) and "failure" (samples, b_batch, b_drift).
+    cells : DataFrame
+        One row a run: batch, drift_rate, samples to target, and collapse with its censoring; full-rate completions.
+    unidentified : dict of str -> str
+        Clock -> why it could not be fitted and which run would identify it.
+    shared : dict
+        What all runs have in common: group, updates_per_rollout, clip, warm-up.
+    metric, target, gain
+        What progress means here: the metric, the level to reach, and its distance from the start.
+    noise_sd : float
+        Evaluation noise of the collapse rule.
+    """
+
+    progress: ProgressClock | None
+    failure: FailureClock | None
+    draws: dict[str, pd.DataFrame]
+    cells: pd.DataFrame
+    unidentified: dict[str, str]
+    shared: dict[str, Any]
+    metric: str
+    target: float
+    gain: float
+    noise_sd: float
+    level: float = field(default=LEVEL)
+
+    def require(self, clock: str) -> Any:
+        """The named clock.
+
+        Raises
+        ------
+        UnidentifiedError
+            If the runs do not determine it; the message names the run that would.
+        """
+        found = getattr(self, clock)
+        if found is None:
+            raise UnidentifiedError(f"{clock} clock: {self.unidentified[clock]}")
+        return found
+
+    def summary(self) -> pd.DataFrame:
+        """A row a parameter: value and interval (percentile bootstrap); a clock the runs do not determine has its reason."""
+        rows, tail = [], (1 - self.level) / 2
+        for clock in ("progress", "failure"):
+            found = getattr(self, clock)
+            if found is None:
+                rows.append({"clock": clock, "parameter": "unidentified", "value": None, "low": None, "high": None, "note": self.unidentified[clock]})
+                continue
+            for name, drawn in self.draws[clock].items():
+                low, high = np.quantile(drawn, [tail, 1 - tail])
+                rows.append({"clock": clock, "parameter": name, "value": getattr(found, str(name)), "low": low, "high": high, "note": ""})
+        return pd.DataFrame(rows)
+
+    def __str__(self) -> str:
+        head = f"{self.metric} to {self.target:g} (a gain of {self.gain:.3g}); {len(self.cells)} runs; intervals {self.level:.0%}"
+        return head + "\n" + self.summary().to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep="")
+
+
+def fit(runs: Runs, *, metric: str = "heldout_acc", target: float, n_boot: int = 200, rng: np.random.Generator | None = None) -> Clocks:
+    """Fit both clocks to runs that share everything but batch, learning rate and seed.
+
+    Progress: log E = log(gain) - log p(B, c) over runs, right-censored where the target was not reached before the end
+    or the collapse. Failure: log E* linear in log B and log c, interval- and right-censored; runs that collapse within
+    the first evaluations are left out and listed in `cells`. Times are full-rate completions (`full_rate_samples`).
+
+    Parameters
+    ----------
+    runs : Runs
+        Finished and killed runs are used, failed ones left out.
+    metric : str
+        A curve column where more is better.
+    target : float
+        The level of the metric that counts as reached.
+    n_boot : int
+        Parametric bootstrap draws behind the intervals.
+    rng : numpy Generator, optional
+        Default `numpy.random.default_rng(0)`; a fit repeats bit for bit.
+
+    Raises
+    ------
+    FitError
+        If the runs differ in more than batch, lr and seed, there are none, or the target is not above the start.
+    """
+    rng = np.random.default_rng(0) if rng is None else rng
+    table = runs.runs[runs.runs["status"] != "failed"]
+    if table.empty:
+        raise FitError("no finished or killed runs to fit")
+    shared = _shared(table)
+    curves = {run: metric_curve(runs, run, metric) for run in table["run_id"]}
+    short = [run for run, (n, _, _) in curves.items() if len(n) < 3]
+    if short:
+        raise FitError(f"run {short[0]}: fewer than three values of {metric}; leave it out with Runs.select")
+    gain = target - float(np.mean([y[0] for _, y, _ in curves.values()]))
+    if gain <= 0:
+        raise FitError(f"target={target}: not above the start of {metric} ({target - gain:.3g}); choose a higher one")
+    collapses, noise_sd = detect_collapses({run: (n, y) for run, (n, y, _) in curves.items()})
+    cells = _cells(table, curves, collapses, target, shared["lr_warmup_samples"])
+    progress, progress_draws, why_progress = _fit_progress(cells, gain, n_boot, rng)
+    failure, failure_draws, why_failure = _fit_failure(cells, curves, shared["lr_warmup_samples"], n_boot, rng)
+    return Clocks(
+        progress=progress,
+        failure=failure,
+        draws={"progress": progress_draws, "failure": failure_draws},
+        cells=cells,
+        unidentified={k: v for k, v in {"progress": why_progress, "failure": why_failure}.items() if v},
+        shared=shared,
+        metric=metric,
+        target=target,
+        gain=gain,
+        noise_sd=noise_sd,
+    )
+
+
+def _shared(table: pd.DataFrame) -> dict[str, Any]:
+    for name in SHARED:
+        values = table[name].astype(object).where(table[name].notna(), None).unique()
+        if len(values) > 1:
+            raise FitError(f"runs differ in {name} ({', '.join(map(str, values))}); fit one at a time: runs.select({name}=...)")
+    first = table.iloc[0]
+    clip = None if pd.isna(first["clip_low"]) else (float(round(first["clip_low"], 6)), float(round(first["clip_high"], 6)))
+    whole = {name: int(first[name]) for name in ("group", "updates_per_rollout", "lr_warmup_samples")}
+    return {**whole, "clip": clip, "testbed": str(first["testbed"])}
+
+
+def _cells(table: pd.DataFrame, curves: dict[str, Any], collapses: dict[str, Collapse], target: float, warmup: float) -> pd.DataFrame:
+    rows = []
+    for run in table.itertuples():
+        n, y, w = curves[str(run.run_id)]
+        collapse = collapses[str(run.run_id)]
+        alive = n <= (n[-1] if not collapse.confirmed else collapse.upper)
+        reached = samples_to_target(n[alive], y[alive], w[alive], target)
+        lived = float(n[alive][-1])
+        times = {
+            "target_lower": min(reached, lived), "target_upper": reached,
+            "collapse_lower": collapse.lower, "collapse_upper": collapse.upper,
+        }  # fmt: skip
+        rows.append(
+            {"run_id": run.run_id, "batch": run.batch, "drift_rate": run.drift_rate, "seed": run.seed, "collapse": collapse.kind}
+            | {name: float(full_rate_samples(value, warmup)) for name, value in times.items()}
+        )
+    return pd.DataFrame(rows)
+
+
+def _identified(cells: pd.DataFrame, event: pd.Series, what: str) -> str:
+    """Empty if the events span two batches and two drift rates; else what is missing and which run would supply it."""
+    if not event.any():
+        return f"no run {what}; run longer, or at a larger learning rate, until some do"
+    seen = cells[event]
+    for column, unit in (("drift_rate", "drift rate (lr/sqrt(batch))"), ("batch", "batch")):
+        if seen[column].nunique() < 2:
+            only = seen[column].iloc[0]
+            other = "half or twice the learning rate" if column == "drift_rate" else "a batch at least four times as large, lr scaled by its square root"
+            return f"runs that {what} have one {unit} ({only:.4g}); add a run at {other}"
+    return ""
+
+
+def _spread(batch: pd.Series) -> np.ndarray:
+    x = np.log(batch.to_numpy(float))
+    return x - x.mean()
+
+
+def _ranges(cells: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    return {
+        "batch_range": (float(cells["batch"].min()), float(cells["batch"].max())),
+        "drift_range": (float(cells["drift_rate"].min()), float(cells["drift_rate"].max())),
+    }
+
+
+def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.Generator) -> tuple[ProgressClock | None, pd.DataFrame, str]:
+    reached = np.isfinite(cells["target_upper"])
+    why = _identified(cells, reached, "reach the target")
+    if why:
+        return None, pd.DataFrame(), why
+    batch, c = cells["batch"].to_numpy(float), cells["drift_rate"].to_numpy(float)
+    b0, c0 = float(np.exp(np.log(batch).mean())), float(np.exp(np.log(c).mean()))
+    x, z = c / c0, batch / b0
+
+    def mean(theta: np.ndarray) -> np.ndarray:
+        """log E with p = a c (1 - c (h0 + B h1)/(2a)), theta = (log(gain/(a c0)), c0 h0/(2a), c0 b0 h1/(2a))."""
+        left = 1 - x * (theta[1] + theta[2] * z)
+        # A step too long to progress never reaches the target: very late, and later the worse it is
+        return theta[0] - np.log(x) - np.log(np.maximum(left, 1e-3)) + 50 * np.maximum(0, 1e-3 - left)
+
+    times = censored.Times(cells["target_lower"].to_numpy(), cells["target_upper"].to_numpy(), _spread(cells["batch"]))
+    level = float(np.median(np.log(times.lower) + np.log(x)))
+    fitted = censored.fit(times, mean, [np.array([level, k0, k1]) for k0, k1 in ((0.05, 0.02), (0.3, 0.1), (-0.1, 0.0))])
+    lived = np.where(np.isfinite(times.upper), times.lower.max(), times.lower)
+    grids = [np.array([end]) for end in lived]
+    drawn = censored.bootstrap(times, mean, fitted, grids, n_boot, exact=True, rng=rng)
+
+    def parameters(theta: np.ndarray) -> np.ndarray:
+        a = gain / np.exp(theta[..., 0]) / c0
+        return np.stack([a, 2 * a * theta[..., 1] / c0, 2 * a * theta[..., 2] / (c0 * b0)], axis=-1)
+
+    a, h0, h1 = parameters(fitted.theta)
+    clock = ProgressClock(float(a), float(h0), float(h1), log_sd=float(np.exp(fitted.noise[0])), **_ranges(cells))
+    return clock, pd.DataFrame(parameters(drawn), columns=["a", "h0", "h1"]), ""
+
+
+def _fit_failure(
+    cells: pd.DataFrame, curves: dict[str, Any], warmup: float, n_boot: int, rng: np.random.Generator
+) -> tuple[FailureClock | None, pd.DataFrame, str]:
+    kept = cells[cells["collapse"] != "left"]
+    why = _identified(kept, kept["collapse"] == "interval", "collapse at a resolved time")
+    if why:
+        early = len(cells) - len(kept)
+        return None, pd.DataFrame(), why + (f" ({early} runs collapsed too early to time: lower their learning rate)" if early else "")
+    b0, c0 = (float(np.exp(np.log(kept[name]).mean())) for name in ("batch", "drift_rate"))
+    log_b, log_c = np.log(kept["batch"].to_numpy(float) / b0), np.log(kept["drift_rate"].to_numpy(float) / c0)
+    times = censored.Times(kept["collapse_lower"].to_numpy(), kept["collapse_upper"].to_numpy(), _spread(kept["batch"]))
+
+    def mean(theta: np.ndarray) -> np.ndarray:
+        return theta[0] + theta[1] * log_b + theta[2] * log_c
+
+    level = float(np.log(times.lower[np.isfinite(times.upper)]).mean())
+    fitted = censored.fit(times, mean, [np.array([level, 0.0, b_c]) for b_c in (-1.0, -2.0)])
+    grids = [full_rate_samples(curves[run][0][1:], warmup) for run in kept["run_id"]]
+    drawn = censored.bootstrap(times, mean, fitted, grids, n_boot, exact=False, rng=rng)
+    clock = FailureClock(
+        float(np.exp(fitted.theta[0])), b0, c0, float(fitted.theta[1]), float(fitted.theta[2]), log_sd=float(np.exp(fitted.noise[0])), **_ranges(kept)
+    )
+    drawn[:, 0] = np.exp(drawn[:, 0])
+    return clock, pd.DataFrame(drawn, columns=["samples", "b_batch", "b_drift"]), ""

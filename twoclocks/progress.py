@@ -1,0 +1,161 @@
+"""The progress clock: how far a sample takes you, at which batch and learning rate.
+
+One update of a sign-like Adam step against a local quadratic model, read per sample. With c = eta/sqrt(B),
+
+    p(B, c) = c a - c^2/2 (h0 + B h1)
+
+a is the first-order gain, h0 the incoherent and h1 the coherent curvature. c a does not depend on B: the square-root
+rule keeps drift per sample. The loss does: it grows linearly in B. Derived in theory/local_model.py and
+theory/critical_batch.py, which prove the plain functions below by passing SymPy symbols through them.
+
+A statement about one step against a frozen gradient: h1 fitted to many-update runs is an *effective* linear batch
+loss, and a measured gap is not by itself evidence for curvature.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twoclocks.errors import NeverReachedError
+from twoclocks.failure import check_range
+
+
+def per_update(batch: Any, lr: Any, sqrt_batch: Any, *, a: Any, h0: Any, h1: Any) -> Any:
+    """Expected gain of one update, eta sqrt(B) a - eta^2/2 (h0 + B h1). Plain arithmetic; sqrt(B) is passed in."""
+    return lr * sqrt_batch * a - lr**2 * (h0 + batch * h1) / 2
+
+
+def per_sample(batch: Any, drift_rate: Any, *, a: Any, h0: Any, h1: Any) -> Any:
+    """Expected gain per training completion, p(B, c) = c a - c^2/2 (h0 + B h1). Plain arithmetic."""
+    return drift_rate * a - drift_rate**2 * (h0 + batch * h1) / 2
+
+
+def critical_batch(loss_fraction: Any, drift_rate: Any, *, a: Any, h0: Any, h1: Any) -> Any:
+    """Batch at which the quadratic loss is a fraction f of the drift: B_crit + h0/h1 = 2 f a/(c h1). Plain arithmetic."""
+    return (2 * loss_fraction * a / drift_rate - h0) / h1
+
+
+def relative_critical_batch(loss_fraction: Any, drift_rate: Any, *, a: Any, h0: Any, h1: Any) -> Any:
+    """Batch that loses a fraction f of the small-batch limit p(0, c): B_rel = f (2a/c - h0)/h1. Plain arithmetic.
+
+    f = 1/6 is 20% more samples. Unlike B_crit it does not count h0, which small batches pay too, so data identify it.
+    """
+    return loss_fraction * (2 * a / drift_rate - h0) / h1
+
+
+def best_drift_rate(batch: Any, *, a: Any, h0: Any, h1: Any) -> Any:
+    """Drift rate of most progress per sample at a batch, c* = a/(h0 + B h1). Plain arithmetic."""
+    return a / (h0 + batch * h1)
+
+
+@dataclass(frozen=True)
+class ProgressClock:
+    """The local model with numbers in it.
+
+    Parameters
+    ----------
+    a : float
+        First-order gain, metric units per completion and unit of c.
+    h0, h1 : float
+        Incoherent and coherent curvature, metric units per completion and c^2 (h1: and per completion of batch).
+        Either may be negative when fitted; h1 <= 0 means no batch is too large.
+    log_sd : float
+        Standard deviation of log samples-to-target between runs of one setting.
+    batch_range, drift_range : (float, float)
+        Fitted range; questions outside it raise unless `extrapolate=True`.
+    """
+
+    a: float
+    h0: float
+    h1: float
+    log_sd: float = 0.0
+    batch_range: tuple[float, float] = (0.0, math.inf)
+    drift_range: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def _model(self) -> dict[str, float]:
+        return {"a": self.a, "h0": self.h0, "h1": self.h1}
+
+    def _check(self, batch: ArrayLike, drift_rate: ArrayLike, extrapolate: bool) -> None:
+        if not extrapolate:
+            check_range("batch", batch, self.batch_range)
+            check_range("drift_rate", drift_rate, self.drift_range)
+
+    def per_sample(self, batch: ArrayLike, drift_rate: ArrayLike, *, extrapolate: bool = False) -> np.ndarray:
+        """p(B, c), gain of the metric per training completion; negative where the step is too long to help.
+
+        Raises
+        ------
+        ExtrapolationError
+            Outside the fitted range, unless extrapolate is true.
+        """
+        self._check(batch, drift_rate, extrapolate)
+        return per_sample(np.asarray(batch, float), np.asarray(drift_rate, float), **self._model)
+
+    def samples_to_gain(self, gain: float, batch: ArrayLike, drift_rate: ArrayLike, *, extrapolate: bool = False) -> np.ndarray:
+        """Training completions to a gain of the metric, E = gain/p(B, c).
+
+        Raises
+        ------
+        NeverReachedError
+            If p <= 0 somewhere: this setting makes no progress at any number of samples.
+        ExtrapolationError
+            Outside the fitted range, unless extrapolate is true.
+        """
+        rate = self.per_sample(batch, drift_rate, extrapolate=extrapolate)
+        if np.any(rate <= 0):
+            raise NeverReachedError("progress per sample is not positive at this batch and drift rate; lower the learning rate or the batch")
+        return gain / rate
+
+    def critical_batch(self, drift_rate: float, loss_fraction: float = 0.2, *, extrapolate: bool = False) -> float:
+        """B_crit(f; c), completions per update; infinite if h1 <= 0.
+
+        Raises
+        ------
+        NeverReachedError
+            If it is not positive: the learning rate is too large for this loss fraction at any batch.
+        ExtrapolationError
+            If c, or the finite answer, is outside the fitted range, unless extrapolate is true.
+        """
+        return self._limit(critical_batch, drift_rate, loss_fraction, extrapolate)
+
+    def relative_critical_batch(self, drift_rate: float, loss_fraction: float = 1 / 6, *, extrapolate: bool = False) -> float:
+        """B_rel(f; c), completions per update; infinite if h1 <= 0. f = 1/6 costs 20% more samples. Raises as critical_batch."""
+        return self._limit(relative_critical_batch, drift_rate, loss_fraction, extrapolate)
+
+    def _limit(self, formula: Any, drift_rate: float, loss_fraction: float, extrapolate: bool) -> float:
+        if not extrapolate:
+            check_range("drift_rate", drift_rate, self.drift_range)
+        if self.h1 <= 0:
+            return math.inf
+        batch = float(formula(loss_fraction, drift_rate, **self._model))
+        if batch <= 0:
+            raise NeverReachedError(f"at drift rate {drift_rate:.3g} every batch loses more than {loss_fraction:.0%} of the drift: lower the learning rate")
+        if not extrapolate:
+            check_range("critical batch", batch, (0.0, self.batch_range[1]))
+        return batch
+
+    def best_drift_rate(self, batch: float, *, extrapolate: bool = False) -> float:
+        """c*(B) = a/(h0 + B h1), the drift rate of most progress per sample at a batch.
+
+        Raises
+        ------
+        NeverReachedError
+            If h0 + B h1 <= 0: progress then rises with c without end in this model.
+        ExtrapolationError
+            If B or the answer is outside the fitted range, unless extrapolate is true.
+        """
+        if self.h0 + batch * self.h1 <= 0:
+            raise NeverReachedError("the fitted curvature is not positive at this batch: the runs show no best learning rate; run larger ones")
+        best = float(best_drift_rate(batch, **self._model))
+        self._check(batch, best, extrapolate)
+        return best
+
+    def best_lr(self, batch: float, *, extrapolate: bool = False) -> float:
+        """eta*(B) = a sqrt(B)/(h0 + B h1): rises as sqrt(B), peaks at h0/h1, then falls. Raises as best_drift_rate."""
+        return self.best_drift_rate(batch, extrapolate=extrapolate) * math.sqrt(batch)
