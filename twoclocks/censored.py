@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 from scipy.special import log_ndtr
+from scipy.stats import chi2
 
 from twoclocks.errors import FitError
 
@@ -116,6 +117,31 @@ def fit(times: Times, mean: Mean, starts: list[np.ndarray], noise_start: tuple[f
     if best is None:
         raise FitError("the likelihood is not finite from any starting point; check the times for zeros or NaN")
     return Fit(best.x[:-2], best.x[-2:])
+
+
+def misfit(times: Times, mean: Mean, fitted: Fit, cell: np.ndarray) -> float:
+    """p-value that a law fits: likelihood ratio of the law against one free mean a cell, noise as fitted.
+
+    Cells whose times are all right-censored say only "at least", so they count towards the ratio but not the freedom.
+
+    Parameters
+    ----------
+    cell : array of int
+        Cell (setting) of each row.
+    """
+    sd, centre, gain, freedom = fitted.sd(times), mean(fitted.theta), 0.0, -len(fitted.theta)
+    for number in np.unique(cell):
+        rows = cell == number
+        one = Times(times.lower[rows], times.upper[rows], times.spread[rows])
+        span = np.log(np.maximum(one.lower, 1.0))
+        free = optimize.minimize_scalar(
+            lambda m: -log_likelihood(one, np.full(rows.sum(), m), sd[rows]),  # noqa: B023
+            bounds=(span.min() - 6 * sd[rows].max(), span.max() + 6 * sd[rows].max()),
+            method="bounded",
+        )
+        gain += max(0.0, -free.fun - log_likelihood(one, centre[rows], sd[rows]))
+        freedom += bool(one.events)
+    return float(chi2.sf(2 * gain, max(1, freedom)))
 
 
 def simulate(mean: np.ndarray, sd: np.ndarray, grids: list[np.ndarray], spread: np.ndarray, *, exact: bool, rng: np.random.Generator) -> Times:

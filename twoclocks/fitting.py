@@ -20,6 +20,7 @@ from twoclocks.records import CURVE_COLUMNS, Runs
 SHARED = ("testbed", "model", "task", "group", "updates_per_rollout", "clip_low", "clip_high", "lr_warmup_samples")
 BIN_RATIO = 1.1  # windowed metrics are binned to the log grid that evaluations use
 LEVEL = 0.95
+MISFIT = 0.01
 
 
 def full_rate_samples(samples: Any, warmup: float) -> np.ndarray:
@@ -76,6 +77,8 @@ class Clocks:
         What progress means here: the metric, the level to reach, and its distance from the start.
     noise_sd : float
         Evaluation noise of the collapse rule.
+    misfit : dict of str -> float
+        Clock -> p-value of its law against one free mean a cell; small means the law does not describe these runs.
     """
 
     progress: ProgressClock | None
@@ -88,7 +91,8 @@ class Clocks:
     target: float
     gain: float
     noise_sd: float
-    level: float = field(default=LEVEL)
+    misfit: dict[str, float] = field(default_factory=dict)
+    level: float = LEVEL
 
     def require(self, clock: str) -> Any:
         """The named clock.
@@ -118,7 +122,16 @@ class Clocks:
 
     def __str__(self) -> str:
         head = f"{self.metric} to {self.target:g} (a gain of {self.gain:.3g}); {len(self.cells)} runs; intervals {self.level:.0%}"
-        return head + "\n" + self.summary().to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep="")
+        return "\n".join([head, self.summary().to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep=""), *self.warnings])
+
+    @property
+    def warnings(self) -> list[str]:
+        """Clocks whose law the runs contradict, in words."""
+        return [
+            f"{clock} clock: its law does not describe these runs (p = {p:.1g} against one free mean a cell); fit a narrower range of lr or batch"
+            for clock, p in self.misfit.items()
+            if p < MISFIT
+        ]
 
 
 def fit(runs: Runs, *, metric: str = "heldout_acc", target: float, n_boot: int = 200, rng: np.random.Generator | None = None) -> Clocks:
@@ -160,20 +173,32 @@ def fit(runs: Runs, *, metric: str = "heldout_acc", target: float, n_boot: int =
         raise FitError(f"target={target}: not above the start of {metric} ({target - gain:.3g}); choose a higher one")
     collapses, noise_sd = detect_collapses({run: (n, y) for run, (n, y, _) in curves.items()})
     cells = _cells(table, curves, collapses, target, shared["lr_warmup_samples"])
-    progress, progress_draws, why_progress = _fit_progress(cells, gain, n_boot, rng)
-    failure, failure_draws, why_failure = _fit_failure(cells, curves, shared["lr_warmup_samples"], n_boot, rng)
+    progress = _fit_progress(cells, gain, n_boot, rng)
+    failure = _fit_failure(cells, curves, shared["lr_warmup_samples"], n_boot, rng)
+    both = {"progress": progress, "failure": failure}
     return Clocks(
-        progress=progress,
-        failure=failure,
-        draws={"progress": progress_draws, "failure": failure_draws},
+        progress=progress.clock,
+        failure=failure.clock,
+        draws={name: part.draws for name, part in both.items()},
         cells=cells,
-        unidentified={k: v for k, v in {"progress": why_progress, "failure": why_failure}.items() if v},
+        unidentified={name: part.why for name, part in both.items() if part.clock is None},
         shared=shared,
         metric=metric,
         target=target,
         gain=gain,
         noise_sd=noise_sd,
+        misfit={name: part.misfit for name, part in both.items() if part.clock is not None},
     )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One clock's fit, or why there is none."""
+
+    clock: Any = None
+    draws: pd.DataFrame = field(default_factory=pd.DataFrame)
+    misfit: float = math.nan
+    why: str = ""
 
 
 def _shared(table: pd.DataFrame) -> dict[str, Any]:
@@ -219,6 +244,10 @@ def _identified(cells: pd.DataFrame, event: pd.Series, what: str) -> str:
     return ""
 
 
+def _cell_numbers(cells: pd.DataFrame) -> np.ndarray:
+    return cells.groupby(["batch", cells["drift_rate"].round(12)]).ngroup().to_numpy()
+
+
 def _spread(batch: pd.Series) -> np.ndarray:
     x = np.log(batch.to_numpy(float))
     return x - x.mean()
@@ -231,11 +260,11 @@ def _ranges(cells: pd.DataFrame) -> dict[str, tuple[float, float]]:
     }
 
 
-def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.Generator) -> tuple[ProgressClock | None, pd.DataFrame, str]:
+def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.Generator) -> _Part:
     reached = np.isfinite(cells["target_upper"])
     why = _identified(cells, reached, "reach the target")
     if why:
-        return None, pd.DataFrame(), why
+        return _Part(why=why)
     batch, c = cells["batch"].to_numpy(float), cells["drift_rate"].to_numpy(float)
     b0, c0 = float(np.exp(np.log(batch).mean())), float(np.exp(np.log(c).mean()))
     x, z = c / c0, batch / b0
@@ -259,17 +288,16 @@ def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.
 
     a, h0, h1 = parameters(fitted.theta)
     clock = ProgressClock(float(a), float(h0), float(h1), log_sd=float(np.exp(fitted.noise[0])), **_ranges(cells))
-    return clock, pd.DataFrame(parameters(drawn), columns=["a", "h0", "h1"]), ""
+    draws = pd.DataFrame(parameters(drawn), columns=["a", "h0", "h1"])
+    return _Part(clock, draws, censored.misfit(times, mean, fitted, _cell_numbers(cells)))
 
 
-def _fit_failure(
-    cells: pd.DataFrame, curves: dict[str, Any], warmup: float, n_boot: int, rng: np.random.Generator
-) -> tuple[FailureClock | None, pd.DataFrame, str]:
+def _fit_failure(cells: pd.DataFrame, curves: dict[str, Any], warmup: float, n_boot: int, rng: np.random.Generator) -> _Part:
     kept = cells[cells["collapse"] != "left"]
     why = _identified(kept, kept["collapse"] == "interval", "collapse at a resolved time")
     if why:
         early = len(cells) - len(kept)
-        return None, pd.DataFrame(), why + (f" ({early} runs collapsed too early to time: lower their learning rate)" if early else "")
+        return _Part(why=why + (f" ({early} runs collapsed too early to time: lower their learning rate)" if early else ""))
     b0, c0 = (float(np.exp(np.log(kept[name]).mean())) for name in ("batch", "drift_rate"))
     log_b, log_c = np.log(kept["batch"].to_numpy(float) / b0), np.log(kept["drift_rate"].to_numpy(float) / c0)
     times = censored.Times(kept["collapse_lower"].to_numpy(), kept["collapse_upper"].to_numpy(), _spread(kept["batch"]))
@@ -285,4 +313,5 @@ def _fit_failure(
         float(np.exp(fitted.theta[0])), b0, c0, float(fitted.theta[1]), float(fitted.theta[2]), log_sd=float(np.exp(fitted.noise[0])), **_ranges(kept)
     )
     drawn[:, 0] = np.exp(drawn[:, 0])
-    return clock, pd.DataFrame(drawn, columns=["samples", "b_batch", "b_drift"]), ""
+    draws = pd.DataFrame(drawn, columns=["samples", "b_batch", "b_drift"])
+    return _Part(clock, draws, censored.misfit(times, mean, fitted, _cell_numbers(kept)))

@@ -36,6 +36,11 @@ class FittedClocks(Protocol):
     draws: dict[str, pd.DataFrame]
     shared: dict[str, Any]
     metric: str
+    gain: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the runs contradict, in words."""
 
     def require(self, clock: str) -> Any:
         """The named clock, or UnidentifiedError."""
@@ -170,9 +175,11 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
         "made_by": "twoclocks.plan",
         "reason": reason,
         "metric": clocks.metric,
-        "predicted_gain": chosen.gain,
+        # A local rate times samples: how far the run would go if every sample kept the pace measured up to the target
+        "predicted_gain_in_targets": chosen.gain / clocks.gain,
         "predicted_damage": chosen.damage,
-        "constant": {"batch": int(constant.batch[0]), "drift_rate": float(constant.drift_rate[0]), "gain": constant.gain},
+        "constant": {"batch": int(constant.batch[0]), "drift_rate": float(constant.drift_rate[0])},
+        "warnings": clocks.warnings,
         "samples": samples,
         "safety": safety,
         "clocks": {name: {k: v for k, v in vars(clock).items() if isinstance(v, float)} for name, clock in (("progress", progress), ("failure", failure))},
