@@ -18,9 +18,12 @@ from twoclocks.records import CURVE_COLUMNS, Runs
 
 # A clock describes runs that differ in batch, learning rate and seed, and in nothing else
 SHARED = ("testbed", "model", "task", "group", "updates_per_rollout", "clip_low", "clip_high", "lr_warmup_samples")
-BIN_RATIO = 1.1  # windowed metrics are binned to the log grid that evaluations use
+# Windowed metrics are binned: a tenth of the samples so far, and at least a fiftieth of the run, so that the first bins
+# hold enough completions not to reach a target by luck
+BIN_RATIO, BIN_FLOOR = 1.1, 50
 LEVEL = 0.95
 MISFIT = 0.01
+MIN_EVENTS = 5  # timed runs behind three parameters; with fewer, the noise fits itself
 
 
 def full_rate_samples(samples: Any, warmup: float) -> np.ndarray:
@@ -33,12 +36,13 @@ def full_rate_samples(samples: Any, warmup: float) -> np.ndarray:
 
 
 def metric_curve(runs: Runs, run_id: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(samples, values, weights) of a metric; a windowed one is averaged, by weight, in bins of a log grid."""
+    """(samples, values, weights) of a metric; a windowed one is averaged, by weight, in bins."""
     samples, values, weights = runs.curve(run_id, metric)
     if {c.name: c.window for c in CURVE_COLUMNS}[metric] == "last" or len(samples) < 3:
         return samples, values, weights
-    span = float(samples[-1])
-    edges = span / BIN_RATIO ** np.arange(40)[::-1]  # the first bin takes what is below 2% of the run
+    edges = [samples[-1] / BIN_FLOOR]
+    while edges[-1] < samples[-1]:
+        edges.append(edges[-1] + max(edges[0], (BIN_RATIO - 1) * edges[-1]))
     bins = np.searchsorted(edges, samples)
     table = pd.DataFrame({"bin": bins, "w": weights, "n": weights * samples, "y": weights * values}).groupby("bin").sum()
     return (table["n"] / table["w"]).to_numpy(), (table["y"] / table["w"]).to_numpy(), table["w"].to_numpy()
@@ -236,6 +240,8 @@ def _identified(cells: pd.DataFrame, event: pd.Series, what: str) -> str:
     if not event.any():
         return f"no run {what}; run longer, or at a larger learning rate, until some do"
     seen = cells[event]
+    if len(seen) < MIN_EVENTS:
+        return f"only {len(seen)} run(s) {what}, {MIN_EVENTS} are needed for three parameters and their noise; add seeds or settings that do"
     for column, unit in (("drift_rate", "drift rate (lr/sqrt(batch))"), ("batch", "batch")):
         if seen[column].nunique() < 2:
             only = seen[column].iloc[0]

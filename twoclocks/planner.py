@@ -33,6 +33,7 @@ DRIFT_POINTS = 33  # candidates of c between the fitted bounds, per batch
 class FittedClocks(Protocol):
     """What `plan` needs of `twoclocks.fitting.Clocks`, which sits in a higher layer."""
 
+    cells: pd.DataFrame
     draws: dict[str, pd.DataFrame]
     shared: dict[str, Any]
     metric: str
@@ -183,7 +184,8 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
         "samples": samples,
         "safety": safety,
         "clocks": {name: {k: v for k, v in vars(clock).items() if isinstance(v, float)} for name, clock in (("progress", progress), ("failure", failure))},
-        **({"testbed": shared["testbed"]} if "testbed" in shared else {}),
+        "testbed": shared["testbed"],
+        "run_ids": sorted(clocks.cells["run_id"]),
     }
     return _schedule(chosen, shared, provenance)
 
