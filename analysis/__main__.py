@@ -24,7 +24,15 @@ from twoclocks.errors import TwoclocksError
 
 BUILD = Path("build")
 # What is derived, committed and compared; pictures are built too, but byte equality of pixels is not a claim
-COMPARED = ["theory/derived/*", "analysis/fits/*.json", "analysis/figures/*.csv", "analysis/claims.*", "twoclocks/presets/*.json", "experiments/results/SCHEMA.md"]
+COMPARED = [
+    "theory/derived/*",
+    "analysis/fits/*.json",
+    "analysis/figures/*.csv",
+    "analysis/claims.md",
+    "analysis/claims.json",
+    "twoclocks/presets/*.json",
+    "experiments/results/SCHEMA.md",
+]
 PICTURES = ["analysis/figures/*.png"]
 
 

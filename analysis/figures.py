@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from analysis.claims import EARLY_REWARD
 from analysis.fits import METRIC, TARGET, TESTBED
 from analysis.load import finished, lr_at_reference
 from twoclocks.fitting import Clocks, metric_curve, samples_to_target
@@ -27,7 +28,6 @@ STYLE = {
     "svg.hashsalt": "twoclocks",
 }
 LABELS = {"heldout_acc": "held-out greedy accuracy", "reward": "training reward (sampled accuracy)"}
-EARLY = 0.20  # reward level of the samples-to-target panel that every clipped progress run reaches
 
 
 def colour(batch: int) -> Any:
@@ -76,15 +76,16 @@ def progress(runs: Runs) -> tuple[Any, pd.DataFrame]:
     everything = finished(runs, TESTBED, ["pilot_progress"])
     for run in everything.runs.itertuples():
         n, y, w = metric_curve(everything, str(run.run_id), METRIC)
-        reached.append((run.batch, lr_at_reference(run.drift_rate), "none" if pd.isna(run.clip_low) else "0.2", samples_to_target(n, y, w, EARLY)))
+        reached.append((run.batch, lr_at_reference(run.drift_rate), "none" if pd.isna(run.clip_low) else "0.2", samples_to_target(n, y, w, EARLY_REWARD)))
     table = pd.DataFrame(reached, columns=["batch", "lr32", "clip", "samples_to_target"])
     for ax, (clip, rows) in zip(axes[:, -1], table.groupby("clip"), strict=True):
         for marker, (lr32, cell) in zip("os", rows.groupby("lr32"), strict=True):
             ax.plot(cell["batch"], cell["samples_to_target"], marker, alpha=0.4, color=f"C{marker == 's':d}")
             typical = np.exp(np.log(cell["samples_to_target"]).groupby(cell["batch"]).mean())
             ax.plot(typical.index, typical, "-", color=f"C{marker == 's':d}", label=rf"$\eta$ = {lr32:.0e} at B = 32")
-        ax.set(xscale="log", yscale="log", xlabel="batch B", ylabel=f"completions to a reward of {EARLY:.2f}", title=f"samples to target, clip {clip}")
-        ax.set_xticks(sorted(rows["batch"].unique()), [str(b) for b in sorted(rows["batch"].unique())], minor=False)
+        ax.set(xscale="log", yscale="log", xlabel="batch B", ylabel=f"completions to a reward of {EARLY_REWARD:.2f}", title=f"samples to target, clip {clip}")
+        ax.set_xticks(batches := sorted(rows["batch"].unique()), [str(b) for b in batches])
+        ax.set_yticks(ticks := [5_000, 10_000, 20_000, 40_000, 80_000], [f"{tick:,}" for tick in ticks])
         ax.minorticks_off()
         ax.legend()
     long = [t.rename(columns={m: "value", f"{m}_min": "min", f"{m}_max": "max"}).assign(metric=m) for m, t in tables.items()]
