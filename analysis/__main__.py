@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 
 from analysis import claims, emit, figures, fits, load, verify
@@ -61,8 +60,21 @@ def live(console: Console) -> None:
     console.print(table)
 
 
-def build(console: Console, *, with_live: bool) -> str:
-    """Build everything under build/; returns the claims table."""
+def claims_table(title: str, found: list[claims.Claim]) -> Table:
+    """Verdicts for a terminal; claims.md has the pass rules and notes."""
+    table = Table(title=title)
+    for name in ("claim", "testbed", "statement", "verdict", "effect [95%]", "runs"):
+        table.add_column(name, justify="right" if name == "runs" else "left")
+    for c in found:
+        low, high = c.effect.interval() if c.effect else (0.0, 0.0)
+        effect = f"{c.effect.value:.3g} [{low:.3g}, {high:.3g}]" if c.effect else "not determined"
+        style = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}[c.verdict]
+        table.add_row(c.name, c.testbed, c.statement, f"[{style}]{c.verdict}[/{style}]", effect.replace("[", r"\["), str(len(c.runs)))
+    return table
+
+
+def build(console: Console, *, with_live: bool) -> list[Table]:
+    """Build everything under build/; returns the tables of claims."""
     shutil.rmtree(BUILD, ignore_errors=True)
     module(console, "theory", "--out", str(BUILD / "theory/derived"))
     if with_live:
@@ -82,11 +94,12 @@ def build(console: Console, *, with_live: bool) -> str:
     with console.status("drawing figures"):
         figures.draw_all(runs, clocks, emitted, BUILD / "analysis/figures")
     with console.status("judging claims"):
-        text = claims.write(claims.judge(runs, fits.TESTBED), claims.beside(runs, fits.TESTBED), BUILD / "analysis")
+        preregistered, exploratory = claims.judge(runs, fits.TESTBED), claims.beside(runs, fits.TESTBED)
+        claims.write(preregistered, exploratory, BUILD / "analysis")
     schema = BUILD / "experiments/results/SCHEMA.md"
     schema.parent.mkdir(parents=True)
     schema.write_text(records.schema_markdown())
-    return text
+    return [claims_table("claims, preregistered tests", preregistered), claims_table("beside them: on training reward (exploratory)", exploratory)]
 
 
 def accept(patterns: list[str]) -> list[Path]:
@@ -111,7 +124,7 @@ def main() -> int:
     console, start = Console(), time.perf_counter()
     np.seterr(all="ignore")  # log(0) at interval ends is meant; the fits check finiteness themselves
     try:
-        text = build(console, with_live=arguments.what == "reproduce" and not arguments.no_live)
+        tables = build(console, with_live=arguments.what == "reproduce" and not arguments.no_live)
     except TwoclocksError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 2
@@ -119,7 +132,8 @@ def main() -> int:
         for path in accept([*COMPARED, *PICTURES]):
             console.print(f"wrote {path}", highlight=False)
         return 0
-    console.print(Markdown(text))
+    for table in tables:
+        console.print(table)
     moved = verify.compare(Path(), BUILD, COMPARED)
     made = sorted(str(p) for pattern in [*COMPARED, "analysis/figures/*.svg", *PICTURES] for p in BUILD.glob(pattern))
     console.print(f"wrote {len(made)} files under {BUILD}/: {', '.join(sorted({str(Path(m).parent) for m in made}))}; figures in {BUILD}/analysis/figures")

@@ -158,7 +158,7 @@ def fit_collapse(everything: pd.DataFrame, looks: dict[str, np.ndarray], covaria
     clip = table["clipped"].to_numpy(float)
     values = {"batch": log_b, "c": log_c, "clip": clip, "clip x batch": clip * log_b}
     design = np.column_stack([np.ones(len(table)), *(values[name] for name in covariates)])
-    times = censored.Times(table["lower"].to_numpy(float), table["upper"].to_numpy(float), log_b - log_b.mean())
+    times = censored.Times(table["lower"].to_numpy(float), table["upper"].to_numpy(float), table.groupby("batch").ngroup().to_numpy())
 
     def mean(theta: np.ndarray) -> np.ndarray:
         return design @ theta
@@ -323,14 +323,12 @@ def markdown(preregistered: list[Claim], exploratory: list[Claim]) -> str:
     )
 
 
-def write(preregistered: list[Claim], exploratory: list[Claim], folder: Path) -> str:
-    """Write claims.md and claims.json; returns the markdown."""
+def write(preregistered: list[Claim], exploratory: list[Claim], folder: Path) -> None:
+    """Write claims.md and claims.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = markdown(preregistered, exploratory)
-    (folder / "claims.md").write_text(text)
+    (folder / "claims.md").write_text(markdown(preregistered, exploratory))
     rows = []
     for claim in [*preregistered, *exploratory]:
         effect = claim.effect and {"value": claim.effect.value, "se": claim.effect.se, "df": claim.effect.df if math.isfinite(claim.effect.df) else None}
         rows.append({**vars(claim), "effect": effect, "preregistered": claim in preregistered})
     (folder / "claims.json").write_text(json.dumps(rounded(rows), indent=1) + "\n")
-    return text

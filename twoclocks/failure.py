@@ -112,7 +112,7 @@ class Collapse:
 # rule reads the same on a log grid of evaluations whatever the batch.
 MIN_MARGIN = 0.05  # 5 points of accuracy
 MARGIN_SDS = 4.0
-SMOOTH = 0.10  # smoothed curve: mean over evaluations within 10% of n
+SMOOTH = 0.10  # smoothed curve: median over evaluations within 10% of n, so that one odd evaluation is no collapse
 CONFIRM = 0.25  # a drop must last another 25% of its own onset
 LEFT_EVALUATIONS = 10  # a collapse within the first evaluations has no resolved time
 
@@ -152,9 +152,9 @@ def margin(noise_sd: float) -> float:
 
 
 def smoothed(samples: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Mean of the evaluations within a factor 1 +- SMOOTH of each sample count."""
+    """Median of the evaluations within a factor 1 +- SMOOTH of each sample count."""
     near = np.abs(samples[:, None] - samples[None, :]) <= SMOOTH * samples[:, None]
-    return (near * values[None, :]).sum(1) / near.sum(1)
+    return np.nanmedian(np.where(near, values[None, :], np.nan), axis=1)
 
 
 def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float) -> Collapse:

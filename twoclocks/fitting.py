@@ -209,7 +209,8 @@ def _shared(table: pd.DataFrame) -> dict[str, Any]:
     for name in SHARED:
         values = table[name].astype(object).where(table[name].notna(), None).unique()
         if len(values) > 1:
-            raise FitError(f"runs differ in {name} ({', '.join(map(str, values))}); fit one at a time: runs.select({name}=...)")
+            shown = ", ".join("null" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values)
+            raise FitError(f"runs differ in {name} ({shown}); fit one at a time: Runs.select({name}=...), or --where {name}=...")
     first = table.iloc[0]
     clip = None if pd.isna(first["clip_low"]) else (float(round(first["clip_low"], 6)), float(round(first["clip_high"], 6)))
     whole = {name: int(first[name]) for name in ("group", "updates_per_rollout", "lr_warmup_samples")}
@@ -238,10 +239,10 @@ def _cells(table: pd.DataFrame, curves: dict[str, Any], collapses: dict[str, Col
 def _identified(cells: pd.DataFrame, event: pd.Series, what: str) -> str:
     """Empty if the events span two batches and two drift rates; else what is missing and which run would supply it."""
     if not event.any():
-        return f"no run {what}; run longer, or at a larger learning rate, until some do"
+        return f"no runs {what}; run longer, or at a larger learning rate, until some do"
     seen = cells[event]
     if len(seen) < MIN_EVENTS:
-        return f"only {len(seen)} run(s) {what}, {MIN_EVENTS} are needed for three parameters and their noise; add seeds or settings that do"
+        return f"only {len(seen)} run(s) {what}; {MIN_EVENTS} are needed for three parameters and their noise; add seeds or settings that do"
     for column, unit in (("drift_rate", "drift rate (lr/sqrt(batch))"), ("batch", "batch")):
         if seen[column].nunique() < 2:
             only = seen[column].iloc[0]
@@ -252,11 +253,6 @@ def _identified(cells: pd.DataFrame, event: pd.Series, what: str) -> str:
 
 def _cell_numbers(cells: pd.DataFrame) -> np.ndarray:
     return cells.groupby(["batch", cells["drift_rate"].round(12)]).ngroup().to_numpy()
-
-
-def _spread(batch: pd.Series) -> np.ndarray:
-    x = np.log(batch.to_numpy(float))
-    return x - x.mean()
 
 
 def _ranges(cells: pd.DataFrame) -> dict[str, tuple[float, float]]:
@@ -281,7 +277,7 @@ def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.
         # A step too long to progress never reaches the target: very late, and later the worse it is
         return theta[0] - np.log(x) - np.log(np.maximum(left, 1e-3)) + 50 * np.maximum(0, 1e-3 - left)
 
-    times = censored.Times(cells["target_lower"].to_numpy(), cells["target_upper"].to_numpy(), _spread(cells["batch"]))
+    times = censored.Times(cells["target_lower"].to_numpy(), cells["target_upper"].to_numpy(), cells.groupby("batch").ngroup().to_numpy())
     level = float(np.median(np.log(times.lower) + np.log(x)))
     fitted = censored.fit(times, mean, [np.array([level, k0, k1]) for k0, k1 in ((0.05, 0.02), (0.3, 0.1), (-0.1, 0.0))])
     lived = np.where(np.isfinite(times.upper), times.lower.max(), times.lower)
@@ -306,7 +302,7 @@ def _fit_failure(cells: pd.DataFrame, curves: dict[str, Any], warmup: float, n_b
         return _Part(why=why + (f" ({early} runs collapsed too early to time: lower their learning rate)" if early else ""))
     b0, c0 = (float(np.exp(np.log(kept[name]).mean())) for name in ("batch", "drift_rate"))
     log_b, log_c = np.log(kept["batch"].to_numpy(float) / b0), np.log(kept["drift_rate"].to_numpy(float) / c0)
-    times = censored.Times(kept["collapse_lower"].to_numpy(), kept["collapse_upper"].to_numpy(), _spread(kept["batch"]))
+    times = censored.Times(kept["collapse_lower"].to_numpy(), kept["collapse_upper"].to_numpy(), kept.groupby("batch").ngroup().to_numpy())
 
     def mean(theta: np.ndarray) -> np.ndarray:
         return theta[0] + theta[1] * log_b + theta[2] * log_c

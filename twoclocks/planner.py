@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DRIFT_POINTS = 33  # candidates of c between the fitted bounds, per batch
+ZOOMS = 6  # each narrows the search for the best constant eightfold
 
 
 class FittedClocks(Protocol):
@@ -74,7 +75,7 @@ def candidates(progress: ProgressClock, failure: FailureClock, group: int, updat
     c_low, c_high = (f(progress.drift_range[i], failure.drift_range[i]) for i, f in ((0, max), (1, min)))
     if low > high or c_low > c_high:
         raise SettingError("the two clocks were fitted on ranges that do not overlap; add runs that progress and fail in one range of batch and lr")
-    step = group // math.gcd(group, updates_per_rollout)  # S*B must be a whole number of groups
+    step = _batch_step(group, updates_per_rollout)
     octaves = int(2 * math.log2(high / low)) + 1
     batches = np.unique([max(step, round(low * 2 ** (k / 2) / step) * step) for k in range(octaves + 1)])
     batches = batches[(batches >= low) & (batches <= high)]
@@ -82,6 +83,11 @@ def candidates(progress: ProgressClock, failure: FailureClock, group: int, updat
         raise SettingError(f"no batch between {low:g} and {high:g} makes whole groups of {group}")
     grid = np.meshgrid(batches, np.geomspace(c_low, c_high, DRIFT_POINTS), indexing="ij")
     return grid[0].ravel(), grid[1].ravel()
+
+
+def _batch_step(group: int, updates_per_rollout: int) -> int:
+    """Batches are multiples of this, so that a rollout S*B is a whole number of groups."""
+    return group // math.gcd(group, updates_per_rollout)
 
 
 def solve(batch: np.ndarray, drift_rate: np.ndarray, p: np.ndarray, r: np.ndarray, samples: float, safety: float) -> Plan:
@@ -99,27 +105,22 @@ def solve(batch: np.ndarray, drift_rate: np.ndarray, p: np.ndarray, r: np.ndarra
 
 
 def best_constant(progress: ProgressClock, failure: FailureClock, batches: np.ndarray, drifts: np.ndarray, samples: float, safety: float) -> Plan:
-    """Best single setting, with c refined continuously at each batch; it stops early where the hazard budget ends first."""
-    best: Plan | None = None
-    for batch in np.unique(batches):
+    """Best single setting over the continuous ranges of B and c; it stops early where the hazard budget ends first.
 
-        def gain(log_c: float, batch: float = batch) -> float:
-            c = math.exp(log_c)
-            length = min(samples, safety / float(failure.hazard(batch, c, extrapolate=True)))
-            return float(progress.per_sample(batch, c, extrapolate=True)) * length
-
-        # gain(c) has a kink where the hazard budget begins to bind and may have a peak on either side of it
-        grid = np.log(np.unique(drifts))
-        at = int(np.argmax([gain(x) for x in grid]))
-        bounds = grid[max(0, at - 1)], grid[min(len(grid) - 1, at + 1)]
-        refined = optimize.minimize_scalar(lambda x: -gain(x), bounds=bounds, method="bounded", options={"xatol": 1e-6})  # noqa: B023
-        log_c = max((grid[at], float(refined.x)), key=gain)
-        if best is None or gain(log_c) > best.gain:
-            c = math.exp(log_c)
-            rate = float(failure.hazard(batch, c, extrapolate=True))
-            length = min(samples, safety / rate)
-            best = Plan(np.array([batch]), np.array([c]), np.array([length]), gain(log_c), rate * length)
-    assert best is not None, "candidates() returns at least one batch"
+    The gain has a ridge where the hazard budget begins to bind, so it is searched on a grid that zooms in on its best point.
+    """
+    span = np.log([[batches.min(), batches.max()], [drifts.min(), drifts.max()]])
+    low, high = span[:, 0], span[:, 1]
+    for _ in range(ZOOMS):
+        axes = [np.linspace(a, b, DRIFT_POINTS) for a, b in zip(low, high, strict=True)]
+        b, c = (np.exp(g) for g in np.meshgrid(*axes, indexing="ij"))
+        hazard = failure.hazard(b, c)
+        length = np.minimum(samples, safety / hazard)
+        gain = progress.per_sample(b, c) * length
+        at = np.unravel_index(int(gain.argmax()), gain.shape)
+        best = Plan(b[at][None], c[at][None], length[at][None], float(gain[at]), float((hazard * length)[at]))
+        centre, step = np.log([b[at], c[at]]), (high - low) / (DRIFT_POINTS - 1)
+        low, high = np.maximum(span[:, 0], centre - 2 * step), np.minimum(span[:, 1], centre + 2 * step)
     return best
 
 
@@ -179,7 +180,7 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
         # A local rate times samples: how far the run would go if every sample kept the pace measured up to the target
         "predicted_gain_in_targets": chosen.gain / clocks.gain,
         "predicted_damage": chosen.damage,
-        "constant": {"batch": int(constant.batch[0]), "drift_rate": float(constant.drift_rate[0])},
+        "constant": {"batch": float(constant.batch[0]), "drift_rate": float(constant.drift_rate[0])},
         "warnings": clocks.warnings,
         "samples": samples,
         "safety": safety,
@@ -196,11 +197,11 @@ def _gain_interval(clocks: FittedClocks, vertex: Plan, constant: Plan, budget: f
     Both are held fixed and each is cut off where its own damage reaches the budget under the draw.
     """
     ratios = []
-    progress, failure = clocks.require("progress"), clocks.require("failure")
+    failure = clocks.require("failure")
     for a, b in zip(clocks.draws["progress"].to_dict("records"), clocks.draws["failure"].to_dict("records"), strict=False):
         drawn_p = ProgressClock(**a)
         drawn_r = FailureClock(b["samples"], failure.batch0, failure.drift_rate0, b["b_batch"], b["b_drift"])
-        ratios.append(_realised(vertex, drawn_p, drawn_r, safety) / _realised(constant, drawn_p, drawn_r, safety) - 1)
+        ratios.append((_realised(vertex, drawn_p, drawn_r, safety) - _realised(constant, drawn_p, drawn_r, safety)) / constant.gain)
     if not ratios:
         return -math.inf, math.inf
     tail = (1 - level) / 2
@@ -219,11 +220,12 @@ def _realised(spend: Plan, progress: ProgressClock, failure: FailureClock, safet
 
 
 def _schedule(chosen: Plan, shared: dict[str, Any], provenance: dict[str, Any]) -> Schedule:
-    """Stages of whole rollouts, the warm-up's other half added to the first."""
+    """Stages of whole rollouts and whole groups, the warm-up's other half added to the first."""
     warmup, stages = shared["lr_warmup_samples"], []
+    step = _batch_step(shared["group"], shared["updates_per_rollout"])
     for number, (batch, c, samples) in enumerate(zip(chosen.batch, chosen.drift_rate, chosen.samples, strict=True)):
         fixed = {name: shared[name] for name in ("group", "updates_per_rollout", "clip")}
-        setting = Setting(batch=int(batch), lr=float(c * math.sqrt(batch)), **fixed)
+        setting = Setting(batch=max(1, round(batch / step)) * step, lr=1.0, **fixed).at_drift_rate(float(c))
         wanted = samples + (warmup / 2 if number == 0 else 0)
         stages.append(Stage(setting, max(1, round(wanted / setting.rollout)) * setting.rollout))
     return Schedule(tuple(stages), lr_warmup_samples=warmup, provenance=provenance)

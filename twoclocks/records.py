@@ -116,12 +116,14 @@ class Runs:
         """Rows whose columns equal the given values; a list means any of them, None means null."""
         keep = pd.Series(True, index=self.runs.index)
         for name, value in equal.items():
-            column = self.runs[name]
+            column, wanted = self.runs[name], value if isinstance(value, list | tuple | set) else [value]
             if value is None:
                 keep &= column.isna()
+            elif pd.api.types.is_float_dtype(column):  # 0.2 was stored as float32
+                keep &= np.isclose(column.to_numpy(float)[:, None], np.array(list(wanted), float), rtol=1e-6, atol=0).any(axis=1)
             else:
-                keep &= column.isin(value if isinstance(value, list | tuple | set) else [value]).fillna(False)
-        runs = self.runs[keep.astype(bool)].reset_index(drop=True)
+                keep &= column.isin(list(wanted)).fillna(False).astype(bool)
+        runs = self.runs[keep].reset_index(drop=True)
         return Runs(runs, self.curves[self.curves["run_id"].isin(runs["run_id"])].reset_index(drop=True))
 
     def curve(self, run_id: str, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,6 +198,8 @@ def _cast(values: pd.Series, column: Column, where: str) -> pd.Series:
     if column.kind == "int" and not column.required:
         dtype = "Int64"
     try:
+        if column.kind == "int" and (pd.to_numeric(values.dropna()) % 1 != 0).any():
+            raise ValueError("a fraction in a whole-number column")
         return values.astype(dtype)
     except (TypeError, ValueError) as error:
         raise RecordsError(f"{where}: column {column.name} should be {column.kind} ({column.unit}): {error}") from error

@@ -1,0 +1,103 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from twoclocks import Schedule, records
+from twoclocks.cli import main
+
+RESULTS = Path(__file__).parents[1] / "experiments/results"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The console entry point in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr("sys.argv", ["twoclocks", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=stop.value.code, stdout=printed.out, stderr=printed.err)
+
+    return call
+
+
+def test_check_counts_runs(run):
+    done = run("check", RESULTS)
+    assert done.returncode == 0, done.stderr
+    assert "no rule broken" in done.stdout
+    assert "pilot_progress" in done.stdout
+
+
+def test_fit_and_plan_write_a_schedule_once(run, planted, tmp_path):
+    law = lambda b, c, clipped: 45_000 * (1.8e-7 / c)  # noqa: E731
+    records.write(planted(a=20.0, h0=2e6, h1=8e3, collapse=law, lr32=(1e-6, 2e-6, 4e-6)), tmp_path / "records", "planted")
+    out = tmp_path / "schedule.json"
+    options = ["plan", tmp_path / "records", "--target", "0.3", "--samples", "100000", "--n-boot", "5", "--out", out]
+    done = run(*options)
+    assert done.returncode == 0, done.stderr
+    assert "b_drift" in done.stdout
+    assert Schedule.load(out).provenance["made_by"] == "twoclocks.plan"
+    shown = run("show", out)
+    assert "one constant setting" in shown.stdout
+    before = out.read_bytes()
+    again = run(*options)
+    assert again.returncode == 2
+    assert "exists and is left as it is" in again.stderr
+    assert out.read_bytes() == before
+
+
+def damaged(tmp_path, change):
+    (tmp_path / "curves").mkdir()
+    for file in (RESULTS / "curves").iterdir():
+        (tmp_path / "curves" / file.name).write_bytes(file.read_bytes())
+    change(pd.read_parquet(RESULTS / "runs.parquet")).to_parquet(tmp_path / "runs.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t.drop(columns="batch"), "missing column(s) batch"),
+        (lambda t: t.assign(schema_version=2), "schema_version [2]"),
+        (lambda t: t.assign(drift_rate=float("nan")), "row 0, column drift_rate: null or NaN"),
+    ],
+)
+def test_bad_records_exit_2_and_say_why(run, tmp_path, change, says):
+    done = run("check", damaged(tmp_path, change))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["check", "nowhere"], "no such file"),
+        (["fit", RESULTS, "--target", "0.3"], "runs differ in clip_low"),
+        (["fit", RESULTS, "--target", "0.3", "--where", "colour=red"], "no column 'colour'"),
+        (["fit", RESULTS, "--target", "0.3", "--where", "batch=many"], "--where batch=many"),
+        (["fit", RESULTS, "--target", "0.3", "--where", "batch=7"], "no run satisfies batch=7"),
+        (["fit", RESULTS, "--target", "0.3", "--where", "clip_low=null", "--metric", "accuracy"], "not a curve column"),
+        (["fit", RESULTS], "Missing option '--target'"),
+    ],
+)
+def test_bad_questions_exit_2(run, arguments, says):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_unidentified_clock_exits_2_with_the_remedy(run, planted, tmp_path):
+    records.write(planted(), tmp_path / "records", "planted")
+    done = run("plan", tmp_path / "records", "--target", "0.3", "--samples", "50000", "--n-boot", "3")
+    assert done.returncode == 2
+    assert "run longer, or at a larger learning rate" in done.stderr
+
+
+def test_version(run):
+    assert run("version").stdout.strip() == __import__("twoclocks").__version__

@@ -1,0 +1,92 @@
+import math
+
+import numpy as np
+import pytest
+
+from twoclocks import FailureClock, detect_collapse, detect_collapses
+from twoclocks.errors import ExtrapolationError, RecordsError
+from twoclocks.failure import LAWS, evaluation_noise, margin
+
+GRID = np.unique(np.concatenate([[0], np.geomspace(500, 100_000, 60)]).round())
+
+
+def test_laws_have_the_exponents_they_are_named_for():
+    for name, (b_batch, b_drift) in LAWS.items():
+        clock = FailureClock(50_000, 128, 1e-6, b_batch, b_drift)
+        assert clock.samples_to_failure(128, 1e-6) == pytest.approx(50_000)
+        assert clock.samples_to_failure(2048, 2e-6) / 50_000 == pytest.approx(16**b_batch * 2**b_drift), name
+        assert clock.hazard(128, 1e-6) * 50_000 == pytest.approx(1)
+
+
+def test_only_the_linear_rule_separates_all_three_laws():
+    def exponents(alpha):
+        return [b_b + b_c * (alpha - 0.5) for b_b, b_c in LAWS.values()]
+
+    assert exponents(1.0) == [-0.5, -1.0, 0.0]
+    assert len(set(exponents(0.0))) == 2
+    assert exponents(0.5) == [0.0, 0.0, 0.5]
+
+
+def test_outside_the_fitted_range_is_refused():
+    clock = FailureClock(50_000, 128, 1e-6, 0, -1, batch_range=(32, 512), drift_range=(5e-7, 2e-6))
+    with pytest.raises(ExtrapolationError, match="run there and fit again"):
+        clock.hazard(1024, 1e-6)
+    with pytest.raises(ExtrapolationError, match="drift_rate"):
+        clock.hazard(128, 3e-6)
+
+
+@pytest.mark.parametrize("sd", [0.003, 0.01, 0.03])
+def test_flat_series_rarely_collapse(sd):
+    """False positives on planted flat series: at most 2%."""
+    rng = np.random.default_rng(0)
+    runs = {str(i): (GRID, 0.3 + sd * rng.standard_normal(len(GRID))) for i in range(500)}
+    found, noise = detect_collapses(runs)
+    assert noise == pytest.approx(sd, rel=0.1)
+    assert sum(c.confirmed for c in found.values()) <= 0.02 * len(runs)
+
+
+def falling(at, *, rise=0.1, drop=0.15, noise=0.005, seed=0):
+    y = 0.2 + rise * np.minimum(1, GRID / 10_000) - drop * (at < GRID)
+    return y + noise * np.random.default_rng(seed).standard_normal(len(GRID))
+
+
+@pytest.mark.parametrize("at", [12_000, 30_000, 60_000])
+def test_a_planted_drop_is_bracketed(at):
+    found = detect_collapse(GRID, falling(at), 0.005)
+    assert found.kind == "interval"
+    # Smoothing over +-10% moves the onset by at most that
+    assert found.lower * 0.9 <= at <= found.upper * 1.1
+
+
+def test_a_drop_the_run_does_not_outlive_is_censored_at_its_onset():
+    found = detect_collapse(GRID, falling(90_000), 0.005)
+    assert (found.kind, found.upper) == ("right", math.inf)
+    assert 70_000 < found.lower < 100_000
+
+
+def test_a_drop_within_the_first_evaluations_is_left_censored():
+    found = detect_collapse(GRID, falling(1000, rise=0.0), 0.005)
+    assert (found.kind, found.lower) == ("left", 0.0)
+    assert found.upper >= 1000
+
+
+def test_a_dip_that_recovers_is_no_collapse():
+    y = 0.3 - 0.2 * ((GRID > 30_000) & (GRID < 34_000))
+    assert not detect_collapse(GRID, y, 0.005).confirmed
+
+
+def test_a_never_collapsing_run_stays_censored_at_its_horizon():
+    found = detect_collapse(GRID, 0.2 + GRID / 1e6, 0.005)
+    assert (found.kind, found.lower, found.upper) == ("right", 100_000, math.inf)
+
+
+def test_noise_is_about_the_chord_and_needs_three_points():
+    rng = np.random.default_rng(0)
+    steep = (GRID, GRID / 1e5 + 0.01 * rng.standard_normal(len(GRID)))
+    assert evaluation_noise([steep] * 1) == pytest.approx(0.01, rel=0.35)
+    assert margin(0.001) == 0.05
+    assert margin(0.02) == pytest.approx(0.08)
+    with pytest.raises(RecordsError, match="three evaluations"):
+        evaluation_noise([(np.arange(2), np.arange(2))])
+    with pytest.raises(RecordsError, match="increasing"):
+        detect_collapse([0, 2, 1], [1, 1, 1], 0.01)

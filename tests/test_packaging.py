@@ -1,0 +1,77 @@
+import re
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "transformers", "trl", "hydra", "sympy", "matplotlib"}
+LIGHT = f"import twoclocks, twoclocks.cli, sys; loaded = {HEAVY} & set(sys.modules); assert not loaded, loaded; print(twoclocks.__file__)"
+
+
+def test_the_core_loads_no_heavy_package():
+    subprocess.run([sys.executable, "-c", LIGHT], check=True, capture_output=True)
+
+
+def test_the_bare_wheel_holds_the_library_alone_and_works(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, check=True, capture_output=True, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+        assert {t for t in tops if not t.endswith(".dist-info")} == {"twoclocks"}
+        assert "twoclocks/py.typed" in archive.namelist()
+        archive.extractall(tmp_path / "site")
+    # Heavy packages cannot be found, as where only the core is installed
+    blocker = f"""
+import importlib.abc, sys
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {HEAVY}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hide())
+"""
+    code = blocker + LIGHT
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")})
+    assert str(tmp_path) in done.stdout
+
+
+def test_tests_cannot_reach_beyond_loopback():
+    with pytest.raises(PermissionError, match="may not reach"), socket.socket() as connection:
+        connection.connect(("203.0.113.1", 80))
+    with socket.socket() as server, socket.socket() as client:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        client.connect(server.getsockname())
+
+
+def test_constraints_pin_what_pyproject_asks_for():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["trl"], *extras["plot"], *extras["all"], *extras["dev"]]
+    names = {re.split(r"[\[<>=;~! ]", requirement)[0].lower() for requirement in wanted} - {"twoclocks"}
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    assert names <= pinned, names - pinned
+
+
+def test_make_help_lists_every_target():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
+    shown = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert {line.split()[0] for line in shown.splitlines()} == targets
+
+
+def test_readme_commands_exist():
+    readme = (ROOT / "README.md").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    assert set(re.findall(r"make ([a-z-]+)", readme)) <= targets
+    for module in re.findall(r"python -m ([a-z.]+)", readme):
+        parts = ROOT / module.replace(".", "/")
+        assert parts.with_suffix(".py").exists() or (parts / "__main__.py").exists(), module
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
+        assert (ROOT / link).exists(), link

@@ -1,0 +1,94 @@
+import math
+
+import numpy as np
+import pytest
+import sympy as sp
+
+from twoclocks import ProgressClock, progress
+from twoclocks.errors import ExtrapolationError, NeverReachedError
+
+CLOCK = ProgressClock(a=2.0, h0=3.0e5, h1=2.0e3)
+
+
+@pytest.fixture(scope="module")
+def world():
+    """The Monte-Carlo model of the science notes, 3.1: 60 coordinates, curvature concentrated along the signal."""
+    rng = np.random.default_rng(0)
+    d = 60
+    mu = np.abs(rng.standard_normal(d)) * 0.01 + 0.005
+    sigma = np.exp(0.3 * rng.standard_normal(d))
+    s = mu / sigma
+    u = s / np.linalg.norm(s)
+    hessian = 0.02 * np.eye(d) + 8 * np.outer(u, u)
+    off = hessian - np.diag(np.diag(hessian))
+    clock = ProgressClock(a=math.sqrt(2 / math.pi) * (mu**2 / sigma).sum(), h0=np.trace(hessian), h1=2 / math.pi * s @ off @ s)
+    return mu, sigma, hessian, clock
+
+
+def simulated(world, batch, c, updates=200_000, rng=1):
+    """Monte-Carlo gain per sample of sign updates, in units of the drift c a."""
+    mu, sigma, hessian, clock = world
+    generator, eta, total = np.random.default_rng(rng), c * math.sqrt(batch), 0.0
+    for _ in range(updates // 20_000):
+        v = np.sign(mu + sigma / math.sqrt(batch) * generator.standard_normal((20_000, len(mu))))
+        total += (eta * v @ mu - eta**2 / 2 * np.einsum("ni,ij,nj->n", v, hessian, v)).sum()
+    return total / updates / batch / (c * clock.a)
+
+
+@pytest.mark.parametrize("batch", [16, 64, 256])
+@pytest.mark.parametrize("relative_c", [0.5, 1.0])
+def test_local_model_agrees_with_monte_carlo(world, batch, relative_c):
+    clock = world[-1]
+    c = relative_c * clock.best_drift_rate(clock.h0 / clock.h1)  # the drift rate at the peak of the best lr
+    predicted = clock.per_sample(batch, c) / (c * clock.a)
+    # Stated error: 1.5% for B <= 256 at 0.5x and 1x of the peak's c; plus three standard errors of the simulation
+    assert simulated(world, batch, c) == pytest.approx(predicted, abs=0.015 * max(1, predicted) + 0.01)
+
+
+def test_noise_batch_of_the_monte_carlo_model(world):
+    clock = world[-1]
+    assert clock.h0 / clock.h1 == pytest.approx(147.5, rel=0.05)
+
+
+def test_critical_batches_are_where_they_say():
+    f, c = 0.2, 1e-6
+    drift = c * CLOCK.a
+    batch = CLOCK.critical_batch(c, f)
+    assert drift - CLOCK.per_sample(batch, c) == pytest.approx(f * drift)
+    batch = CLOCK.relative_critical_batch(c, 1 / 6)
+    assert CLOCK.samples_to_gain(1, batch, c) / CLOCK.samples_to_gain(1, 0, c) == pytest.approx(1.2)
+
+
+def test_best_lr_peaks_at_h0_over_h1_and_is_a_maximum():
+    batches = np.geomspace(1, 1e5, 400)
+    lrs = np.array([CLOCK.best_lr(b) for b in batches])
+    assert batches[lrs.argmax()] == pytest.approx(CLOCK.h0 / CLOCK.h1, rel=0.05)
+    best = CLOCK.best_drift_rate(64)
+    assert CLOCK.per_sample(64, best) > max(CLOCK.per_sample(64, 0.9 * best), CLOCK.per_sample(64, 1.1 * best))
+
+
+def test_incoherent_gradients_have_no_critical_batch():
+    assert ProgressClock(a=1.0, h0=1.0, h1=0.0).critical_batch(1e-3) == math.inf
+    assert ProgressClock(a=1.0, h0=1.0, h1=-1.0).relative_critical_batch(1e-3) == math.inf
+
+
+def test_refusals():
+    with pytest.raises(NeverReachedError, match="lower the learning rate"):
+        CLOCK.critical_batch(1.0)
+    with pytest.raises(NeverReachedError, match="not positive"):
+        CLOCK.samples_to_gain(0.1, 1e9, 1e-6)
+    with pytest.raises(NeverReachedError, match="no best learning rate"):
+        ProgressClock(a=1.0, h0=-1.0, h1=0.0).best_lr(32)
+    fitted = ProgressClock(a=2.0, h0=3.0e5, h1=2.0e3, batch_range=(32, 512), drift_range=(1e-7, 1e-6))
+    with pytest.raises(ExtrapolationError, match=r"batch=1024 is outside the fitted range \[32, 512\]"):
+        fitted.per_sample(1024, 5e-7)
+    with pytest.raises(ExtrapolationError, match="drift_rate"):
+        fitted.per_sample(64, [5e-7, 2e-6])
+    assert fitted.per_sample(1024, 5e-7, extrapolate=True) == CLOCK.per_sample(1024, 5e-7)
+
+
+def test_symbols_pass_through_the_shipped_functions():
+    b, c, a, h0, h1 = sp.symbols("B c a h0 h1", positive=True)
+    p = progress.per_sample(b, c, a=a, h0=h0, h1=h1)
+    assert sp.simplify(sp.diff(p, b) + c**2 * h1 / 2) == 0
+    assert sp.limit(p, c, 0) == 0

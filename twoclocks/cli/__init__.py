@@ -1,0 +1,130 @@
+"""`twoclocks`: check records, fit clocks, plan a schedule. Exit code 2 for input that breaks a rule; the message says which."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from twoclocks import __version__
+from twoclocks.errors import RecordsError, ScheduleError, TwoclocksError
+from twoclocks.fitting import Clocks, fit
+from twoclocks.planner import plan
+from twoclocks.records import RUN_COLUMNS, Runs, read
+from twoclocks.schedule import Schedule
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+console = Console()
+
+Records = Annotated[Path, typer.Argument(help="records folder: runs.parquet and curves/*.parquet")]
+Where = Annotated[list[str] | None, typer.Option("--where", help="keep runs with column=value; may repeat; value null for no clip")]
+Metric = Annotated[str, typer.Option(help="curve column where more is better")]
+Target = Annotated[float, typer.Option(help="level of the metric that counts as reached")]
+Draws = Annotated[int, typer.Option("--n-boot", min=2, help="bootstrap draws behind the intervals")]
+
+
+def select(runs: Runs, where: list[str] | None) -> Runs:
+    """Runs that satisfy every column=value.
+
+    Raises
+    ------
+    RecordsError
+        If a column is unknown, a value is not of its kind, or nothing is left.
+    """
+    kinds: dict[str, Any] = {c.name: {"int": int, "float": float, "str": str, "bool": lambda v: v.lower() in ("true", "1")}[c.kind] for c in RUN_COLUMNS}
+    for condition in where or []:
+        name, _, value = condition.partition("=")
+        if name not in kinds:
+            raise RecordsError(f"--where {condition}: no column {name!r}; the run table has {', '.join(kinds)}")
+        try:
+            wanted = None if value == "null" else kinds[name](value)
+        except ValueError as error:
+            raise RecordsError(f"--where {condition}: {error}") from error
+        runs = runs.select(**{name: wanted})
+    if runs.runs.empty:
+        raise RecordsError(f"no run satisfies {' and '.join(where or [])}")
+    return runs
+
+
+def show(clocks: Clocks) -> None:
+    """Print fitted clocks as a table."""
+    table = Table(title=f"{clocks.metric} to {clocks.target:g} (a gain of {clocks.gain:.3g}), {len(clocks.cells)} runs, {clocks.level:.0%} intervals")
+    for name in ("clock", "parameter", "value", "low", "high"):
+        table.add_column(name, justify="left" if name in ("clock", "parameter") else "right")
+    for row in clocks.summary().itertuples():
+        numbers = ["", "", ""] if row.note else [f"{float(v):.4g}" for v in (row.value, row.low, row.high)]  # type: ignore[arg-type]
+        table.add_row(str(row.clock), str(row.parameter), *numbers)
+    console.print(table)
+    for clock, why in clocks.unidentified.items():
+        console.print(f"{clock} clock unidentified: {why}", markup=False, highlight=False)
+    for warning in clocks.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False)
+
+
+@app.command()
+def check(records: Records) -> None:
+    """Validate a records folder and say what it holds."""
+    runs = read(records)
+    table = Table(title=f"{records}: {len(runs.runs)} runs, {len(runs.curves)} curve rows, no rule broken")
+    for name in ("testbed", "sweep", "device", "status", "runs"):
+        table.add_column(name)
+    for key, count in runs.runs.groupby(["testbed", "sweep", "device", "status"]).size().items():
+        table.add_row(*map(str, key), str(count))  # type: ignore[arg-type]
+    console.print(table)
+
+
+@app.command(name="fit")
+def fit_command(records: Records, target: Target, metric: Metric = "heldout_acc", where: Where = None, n_boot: Draws = 200) -> None:
+    """Fit the progress and failure clocks."""
+    show(fit(select(read(records), where), metric=metric, target=target, n_boot=n_boot))
+
+
+@app.command(name="plan")
+def plan_command(
+    records: Records,
+    target: Target,
+    samples: Annotated[int, typer.Option(help="training completions to spend")],
+    metric: Metric = "heldout_acc",
+    where: Where = None,
+    safety: Annotated[float, typer.Option(help="share of the failure clock to use, at most 1")] = 0.8,
+    out: Annotated[Path | None, typer.Option(help="write the schedule here; an existing file is not overwritten")] = None,
+    n_boot: Draws = 200,
+) -> None:
+    """Fit the clocks and turn them into a schedule, with the reason for it."""
+    if out is not None and out.exists():
+        raise ScheduleError(f"{out}: exists and is left as it is; choose another --out")
+    clocks = fit(select(read(records), where), metric=metric, target=target, n_boot=n_boot)
+    show(clocks)
+    schedule = plan(clocks, samples=samples, safety=safety)
+    console.print(f"{schedule}\n{schedule.provenance['reason']}", markup=False, highlight=False)
+    if out is not None:
+        schedule.save(out)
+        console.print(f"wrote {out}", markup=False, highlight=False)
+
+
+@app.command(name="show")
+def show_command(schedule: Annotated[Path, typer.Argument(help="schedule JSON")]) -> None:
+    """Print a schedule in words."""
+    loaded = Schedule.load(schedule)
+    console.print(str(loaded), markup=False, highlight=False)
+    if "reason" in loaded.provenance:
+        console.print(str(loaded.provenance["reason"]), markup=False, highlight=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    console.print(__version__, highlight=False)
+
+
+def main() -> None:
+    """Console entry point."""
+    try:
+        app()
+    except TwoclocksError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
