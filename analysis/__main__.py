@@ -66,8 +66,7 @@ def claims_table(title: str, found: list[claims.Claim]) -> Table:
     for name in ("claim", "testbed", "statement", "verdict", "effect [95%]", "runs"):
         table.add_column(name, justify="right" if name == "runs" else "left")
     for c in found:
-        low, high = c.effect.interval() if c.effect else (0.0, 0.0)
-        effect = f"{c.effect.value:.3g} [{low:.3g}, {high:.3g}]" if c.effect else "not determined"
+        effect = claims.shown(c.effect) if c.effect else "not determined"
         style = {"supported": "green", "contradicted": "red", "undetermined": "yellow"}[c.verdict]
         table.add_row(c.name, c.testbed, c.statement, f"[{style}]{c.verdict}[/{style}]", effect.replace("[", r"\["), str(len(c.runs)))
     return table

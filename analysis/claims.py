@@ -61,6 +61,12 @@ class Claim:
     note: str = ""
 
 
+def shown(effect: Effect) -> str:
+    """Value and 95% interval, three digits."""
+    low, high = effect.interval()
+    return f"{effect.value:.3g} [{low:.3g}, {high:.3g}]"
+
+
 def samples_table(runs: Runs, metric: str, target: float | None) -> pd.DataFrame:
     """One row a run: batch, c, clip, seed and samples to the target (default: the start plus 5 points), inf if not reached."""
     rows = []
@@ -234,7 +240,7 @@ def wide_clip_trades(runs: Runs, testbed: str, *, metric: str = GREEDY, target: 
     note = f"collapsed: {gone[False]:.0%} without clip, {gone[True]:.0%} with"
     fitted = fit_collapse(table, looks, CLIP_COVARIATES)
     life = None if fitted is None else from_draws(-fitted[0][3], fitted[1][:, 3])
-    note += "; too few timed collapses for the E* ratio" if life is None else f"; log E* ratio {life.value:.2f} [{life.interval()[0]:.2f}, {life.interval()[1]:.2f}]"
+    note += "; too few timed collapses for the E* ratio" if life is None else f"; log E* ratio {shown(life)}"
     parts = [above(Effect(-e.value, e.se, e.df), -limit) for e, limit in ((speed, EARLY), (life, SHORTER)) if e is not None]
     verdict: Verdict = "contradicted" if "contradicted" in parts else "supported" if parts == ["supported", "supported"] else "undetermined"
     return replace(claim, verdict=verdict, effect=speed, p=1 - speed.p_above(EARLY), note=note)
@@ -289,10 +295,7 @@ def table_lines(claims: list[Claim]) -> list[str]:
     """Markdown rows of claims."""
     lines = ["| claim | testbed | statement | pass rule | verdict | effect [95% interval] | runs | note |", "|---|---|---|---|---|---|---|---|"]
     for c in claims:
-        effect = "not determined"
-        if c.effect is not None:
-            low, high = c.effect.interval()
-            effect = f"{c.effect.value:.3g} [{low:.3g}, {high:.3g}]"
+        effect = "not determined" if c.effect is None else shown(c.effect)
         lines.append(f"| {c.name} | {c.testbed} | {c.statement} | {c.bound} | **{c.verdict}** | {effect} | {len(c.runs)} | {c.note} |")
     return lines
 

@@ -18,6 +18,9 @@ from transformers import TrainerCallback
 from experiments.evaluate import aside, complete, verified
 from experiments.tasks import Problem
 
+# ids and attention (rows, tokens), and the column where completions begin
+Batch = tuple[torch.Tensor, torch.Tensor, int]
+
 
 def completion_logps(model: Any, ids: torch.Tensor, attention: torch.Tensor, width: int) -> torch.Tensor:
     """Log-probabilities (rows, completion tokens) of completions that begin at `width`, nats."""
@@ -26,7 +29,7 @@ def completion_logps(model: Any, ids: torch.Tensor, attention: torch.Tensor, wid
     return torch.log_softmax(logits.float(), dim=-1).gather(2, ids[:, width:, None]).squeeze(2)
 
 
-def reward_gradient(model: Any, parameters: list[torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor, int], rewards: torch.Tensor, group: int) -> tuple[torch.Tensor, ...]:
+def reward_gradient(model: Any, parameters: list[torch.Tensor], batch: Batch, rewards: torch.Tensor, group: int) -> tuple[torch.Tensor, ...]:
     """Unbiased estimate of the gradient of expected reward from groups of on-policy completions.
 
     g = mean_i G/(G-1) (r_i - mean of i's group) grad log pi(y_i); G/(G-1) makes the group baseline leave-one-out.
@@ -46,21 +49,21 @@ class Probe(TrainerCallback):
     trainer : MeteredGRPOTrainer
         Its `update_meter` supplies the parameter change.
     problems : list of Problem
-        Held-out prompts; `group` completions are drawn for each.
+        Held-out prompts; the setting's group of completions is drawn for each.
     """
 
-    def __init__(self, trainer: Any, tokenizer: Any, task: Any, problems: list[Problem], *, every: int, group: int, updates_per_rollout: int, max_new_tokens: int) -> None:
-        self.trainer, self.tokenizer, self.task, self.every, self.group = trainer, tokenizer, task, every, group
-        self.updates_per_rollout, self.max_new_tokens = updates_per_rollout, max_new_tokens
-        self.problems = [p for p in problems for _ in range(group)]
-        self._fixed: tuple[torch.Tensor, torch.Tensor, int] | None = None
+    def __init__(self, trainer: Any, tokenizer: Any, task: Any, problems: list[Problem], *, every: int, setting: Setting, max_new_tokens: int) -> None:
+        self.trainer, self.tokenizer, self.task, self.every, self.group = trainer, tokenizer, task, every, setting.group
+        self.updates_per_rollout, self.max_new_tokens = setting.updates_per_rollout, max_new_tokens
+        self.problems = [p for p in problems for _ in range(setting.group)]
+        self._fixed: Batch | None = None
         self._reference: torch.Tensor | None = None
         self._gradient: tuple[torch.Tensor, ...] | None = None
 
     def _due(self, update: int) -> bool:
         return update % self.every == 0
 
-    def _sample(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _sample(self) -> Batch:
         with aside(self.trainer.model):
             return complete(self.trainer.model, self.tokenizer, [p.prompt for p in self.problems], self.max_new_tokens, sample=True, chunk=4096)
 

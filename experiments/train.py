@@ -95,12 +95,8 @@ def build(config: RunConfig, folder: Path) -> tuple[Any, Any]:
     recorder = Recorder(folder, row, config, lambda: accuracy(model, tokenizer, task, heldout, config.task.max_new_tokens))
     trainer.add_callback(recorder)
     if config.probe.every:
-        trainer.add_callback(
-            Probe(
-                trainer, tokenizer, task, probed, every=config.probe.every, group=setting.group,
-                updates_per_rollout=setting.updates_per_rollout, max_new_tokens=config.task.max_new_tokens,
-            )
-        )  # fmt: skip
+        probe = Probe(trainer, tokenizer, task, probed, every=config.probe.every, setting=setting, max_new_tokens=config.task.max_new_tokens)
+        trainer.add_callback(probe)
     return trainer, recorder
 
 

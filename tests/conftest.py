@@ -66,11 +66,8 @@ def planted(evaluations: np.ndarray) -> Callable[..., Runs]:
                         y = np.where(evaluations < end, rise, np.maximum(0.0, rise - 0.25)) + noise * generator.standard_normal(len(evaluations))
                         name = f"{sweep}-{batch}-{lr:g}-{clipped:d}-{seed}"
                         clip = 0.2 if clipped else None
-                        rows.append(
-                            run_row(
-                                run_id=name, sweep=sweep, testbed=testbed, batch=batch, lr=c * batch**0.5, drift_rate=c, seed=seed, clip_low=clip, clip_high=clip
-                            )
-                        )
+                        told = {"run_id": name, "sweep": sweep, "testbed": testbed, "batch": batch, "lr": c * batch**0.5, "drift_rate": c, "seed": seed}
+                        rows.append(run_row(**told, clip_low=clip, clip_high=clip))
                         curves.append(curve_rows(name, batch, evaluations, y))
         return Runs(pd.DataFrame(rows), pd.concat(curves, ignore_index=True))
 

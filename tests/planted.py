@@ -26,5 +26,7 @@ def curve_rows(run_id: str, batch: int, samples: np.ndarray, values: np.ndarray,
     """A valid curve of one metric; every other measured column is null."""
     table = pd.DataFrame({c.name: [None] * len(samples) for c in CURVE_COLUMNS})
     update = np.maximum(1, samples // batch).astype(int)
-    table = table.assign(run_id=run_id, attempt=0, update=update, samples=samples.astype(int), samples_generated=samples.astype(int), rollout=update, batch=batch)
+    table = table.assign(
+        run_id=run_id, attempt=0, update=update, samples=samples.astype(int), samples_generated=samples.astype(int), rollout=update, batch=batch
+    )
     return table.assign(**{metric: values})

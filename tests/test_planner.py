@@ -103,7 +103,7 @@ def test_where_every_setting_fails_the_run_ends_early():
 def test_refusals():
     with pytest.raises(UnidentifiedError, match="failure clock"):
         tc.plan(clocks(LOCAL, None), samples=100_000)
-    with pytest.raises(SettingError, match="safety=1.5"):
+    with pytest.raises(SettingError, match=r"safety=1\.5"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=100_000, safety=1.5)
     with pytest.raises(SettingError, match="too few for one update"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=5_000)

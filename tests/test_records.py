@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+
 from tests.planted import curve_rows, run_row
 from twoclocks import records
 from twoclocks.errors import RecordsError
@@ -149,5 +150,6 @@ def test_committed_records_are_light_valid_and_documented():
         assert finished[column].str.len().min() >= 2
     assert read.curves.groupby("run_id").size().max() <= MAX_CURVE_ROWS
     assert (results / "SCHEMA.md").read_text() == records.schema_markdown()
-    tracked = subprocess.run(["git", "ls-files", "-z", "experiments/results", "experiments/models"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listing = ["git", "ls-files", "-z", "experiments/results", "experiments/models"]
+    tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert sum((ROOT / name).stat().st_size for name in tracked.split("\0") if name) < 16 * 2**20

@@ -1,8 +1,8 @@
 """twoclocks: how many samples a run needs, how many it has before collapse, and the schedule that follows.
 
-    >>> import twoclocks as tc
-    >>> clocks = tc.fit(tc.read_records("experiments/results").select(sweep="pilot_progress"), target=0.3)  # doctest: +SKIP
-    >>> schedule = tc.plan(clocks, samples=200_000, safety=0.8)  # doctest: +SKIP
+>>> import twoclocks as tc
+>>> clocks = tc.fit(tc.read_records("experiments/results").select(sweep="pilot_progress"), target=0.3)  # doctest: +SKIP
+>>> schedule = tc.plan(clocks, samples=200_000, safety=0.8)  # doctest: +SKIP
 """
 
 from twoclocks.errors import TwoclocksError

@@ -272,7 +272,7 @@ def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.
     x, z = c / c0, batch / b0
 
     def mean(theta: np.ndarray) -> np.ndarray:
-        """log E with p = a c (1 - c (h0 + B h1)/(2a)), theta = (log(gain/(a c0)), c0 h0/(2a), c0 b0 h1/(2a))."""
+        """Log E with p = a c (1 - c (h0 + B h1)/(2a)), theta = (log(gain/(a c0)), c0 h0/(2a), c0 b0 h1/(2a))."""
         left = 1 - x * (theta[1] + theta[2] * z)
         # A step too long to progress never reaches the target: very late, and later the worse it is
         return theta[0] - np.log(x) - np.log(np.maximum(left, 1e-3)) + 50 * np.maximum(0, 1e-3 - left)

@@ -34,11 +34,25 @@ ZOOMS = 6  # each narrows the search for the best constant eightfold
 class FittedClocks(Protocol):
     """What `plan` needs of `twoclocks.fitting.Clocks`, which sits in a higher layer."""
 
-    cells: pd.DataFrame
-    draws: dict[str, pd.DataFrame]
-    shared: dict[str, Any]
-    metric: str
-    gain: float
+    @property
+    def cells(self) -> pd.DataFrame:
+        """One row a run, with its `run_id`."""
+
+    @property
+    def draws(self) -> dict[str, pd.DataFrame]:
+        """Bootstrap draws of both clocks' parameters."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Group, updates per rollout, clip, warm-up and testbed of all runs."""
+
+    @property
+    def metric(self) -> str:
+        """What progress is measured in."""
+
+    @property
+    def gain(self) -> float:
+        """The gain that counts as the target."""
 
     @property
     def warnings(self) -> list[str]:
@@ -168,11 +182,8 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
     low, high = _gain_interval(clocks, vertex, constant, budget, safety, level)
     two_stages = len(vertex.batch) == 2 and low > 0
     chosen = vertex if two_stages else constant
-    reason = (
-        f"two stages: predicted to gain {vertex.gain / constant.gain - 1:+.1%} over the best constant, {level:.0%} interval [{low:+.1%}, {high:+.1%}]"
-        if two_stages
-        else f"one constant setting: the best two-stage plan gains {vertex.gain / constant.gain - 1:+.1%} over it, {level:.0%} interval [{low:+.1%}, {high:+.1%}]"
-    )
+    by = f"{vertex.gain / constant.gain - 1:+.1%}, {level:.0%} interval [{low:+.1%}, {high:+.1%}]"
+    reason = f"two stages: gain over the best constant setting {by}" if two_stages else f"one constant setting: gain of the best two-stage plan over it {by}"
     provenance = {
         "made_by": "twoclocks.plan",
         "reason": reason,

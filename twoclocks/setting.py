@@ -18,7 +18,7 @@ NO_CLIP_HIGH = 1e9
 
 
 def scaled_lr(lr: float, batch0: int, batch: int, exponent: float = 0.5) -> float:
-    """eta = eta0 (B/B0)^exponent: 1/2 the square-root rule, 0 fixed lr, 1 the linear rule."""
+    """Eta = eta0 (B/B0)^exponent: 1/2 the square-root rule, 0 fixed lr, 1 the linear rule."""
     return lr * (batch / batch0) ** exponent
 
 
@@ -82,7 +82,7 @@ class Setting:
 
     @property
     def drift_rate(self) -> float:
-        """c = eta/sqrt(B): first-order drift per sample; constant along the square-root rule (theory/local_model.py)."""
+        """C = eta/sqrt(B): first-order drift per sample; constant along the square-root rule (theory/local_model.py)."""
         return self.lr / math.sqrt(self.batch)
 
     def scaled(self, batch: int, exponent: float = 0.5) -> Setting:

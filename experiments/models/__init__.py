@@ -43,6 +43,25 @@ def mini_model(vocabulary: int, pad: int, eos: int) -> Any:
     return Qwen2ForCausalLM(config)
 
 
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> Any:
+    """Left-padding tokenizer from a folder or hub name, as it was saved.
+
+    AutoTokenizer ignores a generic tokenizer class where the folder also holds a model config, and rebuilds the
+    vocabulary by the model family's rules; for `mini` that would lose spaces and line ends.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    generic = get_tokenizer_config(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
+    if generic:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, padding_side="left")
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, padding_side="left")
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
 def load(path: str, *, tokenizer: str | None = None, dtype: str = "float32", trust_remote_code: bool = False) -> tuple[Any, Any]:
     """Model and left-padding tokenizer from a folder or hub name.
 
@@ -56,13 +75,10 @@ def load(path: str, *, tokenizer: str | None = None, dtype: str = "float32", tru
         Parameter dtype; float32 master weights unless asked otherwise, because small learning rates round away in bf16.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
-    tok = AutoTokenizer.from_pretrained(tokenizer or path, trust_remote_code=trust_remote_code, padding_side="left")
-    if tok.pad_token is None:
-        tok.pad_token = tok.eos_token
-    return model, tok
+    return model, load_tokenizer(tokenizer or path, trust_remote_code)
 
 
 def weights_sha256(path: str) -> str | None:

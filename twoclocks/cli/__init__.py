@@ -56,7 +56,7 @@ def show(clocks: Clocks) -> None:
     for name in ("clock", "parameter", "value", "low", "high"):
         table.add_column(name, justify="left" if name in ("clock", "parameter") else "right")
     for row in clocks.summary().itertuples():
-        numbers = ["", "", ""] if row.note else [f"{float(v):.4g}" for v in (row.value, row.low, row.high)]  # type: ignore[arg-type]
+        numbers = ["", "", ""] if row.note else [f"{float(v):.4g}" for v in (row.value, row.low, row.high)]
         table.add_row(str(row.clock), str(row.parameter), *numbers)
     console.print(table)
     for clock, why in clocks.unidentified.items():
@@ -73,7 +73,7 @@ def check(records: Records) -> None:
     for name in ("testbed", "sweep", "device", "status", "runs"):
         table.add_column(name)
     for key, count in runs.runs.groupby(["testbed", "sweep", "device", "status"]).size().items():
-        table.add_row(*map(str, key), str(count))  # type: ignore[arg-type]
+        table.add_row(*map(str, key), str(count))
     console.print(table)
 
 
