@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from experiments.evaluate import aside, complete, verified
 from experiments.tasks import Problem
+from twoclocks.setting import Setting
 
 # ids and attention (rows, tokens), and the column where completions begin
 Batch = tuple[torch.Tensor, torch.Tensor, int]
