@@ -1,11 +1,12 @@
 """A named sweep: `python -m experiments.sweep run=pilot_progress jobs=14`.
 
-The run file's `axes` is a list of axes, each a list of override groups; the sweep is their product. Each run is a
+The run file's `axes` is a list of axes, each a list of mappings of dotted keys; the sweep is their product. Each run is a
 subprocess of a thread pool, so a killed child is one failed row. Seed by seed, longest first; finished runs are skipped.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -20,7 +21,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -38,9 +39,17 @@ def as_override(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value)}"
 
 
-def expand(axes: list[list[dict[str, Any]]]) -> list[list[str]]:
-    """Product of the axes as Hydra override lists."""
-    return [[as_override(k, v) for group in point for k, v in group.items()] for point in itertools.product(*axes)]
+def expand(axes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Product of the axes: one mapping of dotted configuration keys a run."""
+    return [{k: v for group in point for k, v in group.items()} for point in itertools.product(*axes)]
+
+
+def at(composed: DictConfig, point: dict[str, Any]) -> DictConfig:
+    """The composed configuration with a point's values; an unknown key raises."""
+    config = copy.deepcopy(composed)
+    for key, value in point.items():
+        OmegaConf.update(config, key, value, merge=False)
+    return config
 
 
 def compose_runs(name: str, extra: list[str]) -> list[tuple[list[str], RunConfig, Path]]:
@@ -53,10 +62,11 @@ def compose_runs(name: str, extra: list[str]) -> list[tuple[list[str], RunConfig
     """
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         base = [f"+run={name}", *extra]
-        axes = OmegaConf.to_container(compose("train", overrides=base)).get("axes")  # type: ignore[union-attr]
-        if not axes:
-            raise SettingError(f"run={name}: no `axes` in experiments/conf/run/{name}.yaml; run it with experiments.train")
-        return [(base + point, *run_config(compose("train", overrides=base + point))) for point in expand(axes)]
+        composed = compose("train", overrides=base)
+    axes: list[list[dict[str, Any]]] = OmegaConf.to_container(composed).get("axes")  # type: ignore[assignment, union-attr]
+    if not axes:
+        raise SettingError(f"run={name}: no `axes` in experiments/conf/run/{name}.yaml; run it with experiments.train")
+    return [(base + [as_override(*item) for item in point.items()], *run_config(at(composed, point))) for point in expand(axes)]
 
 
 def finished(root: Path) -> set[str]:

@@ -250,6 +250,11 @@ def test_a_sweep_survives_a_killed_child_and_then_runs_what_is_left(tmp_path):
     assert sum(json.loads(p.read_text())["status"] == "finished" for p in tmp_path.glob("*/run.json")) == 2
 
 
+def test_a_sweep_checks_what_its_children_will_compose():
+    overrides, config, _ = sweep.compose_runs("pilot_failure", [])[-1]
+    assert run_config(composed(*overrides))[0] == config
+
+
 def test_bad_sweeps_exit_2(capsys):
     assert sweep.main(["jobs=2"]) == 2
     assert sweep.main(["run=smoke"]) == 2

@@ -62,14 +62,14 @@ def test_constraints_pin_what_pyproject_asks_for():
 def test_make_help_lists_every_target():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
-    shown = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    shown = subprocess.run(["make", "-s", "--no-print-directory", "help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert {line.split()[0] for line in shown.splitlines()} == targets
 
 
 def test_readme_commands_exist():
     readme = (ROOT / "README.md").read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
-    assert set(re.findall(r"make ([a-z-]+)", readme)) <= targets
+    assert set(re.findall(r"`make ([a-z-]+)", readme)) <= targets
     for module in re.findall(r"python -m ([a-z.]+)", readme):
         parts = ROOT / module.replace(".", "/")
         assert parts.with_suffix(".py").exists() or (parts / "__main__.py").exists(), module
