@@ -54,9 +54,10 @@ reproduce: $(STAMP) ## theory, a live GRPO comparison on the CPU, fits, figures,
 update: $(STAMP) ## rebuild the derived artefacts and accept what changed
 	$(PY) -m analysis update
 
-runs: $(STAMP) ## the GPU road: the pilot sweeps, collected into experiments/results (finished runs are skipped)
+runs: $(STAMP) ## the GPU road: the pilot sweeps, added to experiments/results (runs that are there already are skipped)
 	for sweep in pilot_progress pilot_failure pilot_onset; do \
-	  $(PY) -m experiments.sweep run=$$sweep jobs=16 && $(PY) -m experiments.collect outputs/$$sweep || exit 1; done
+	  $(PY) -m experiments.sweep run=$$sweep jobs=16 || exit 1; \
+	  ! ls outputs/$$sweep/*/run.json >/dev/null 2>&1 || $(PY) -m experiments.collect outputs/$$sweep || exit 1; done
 
 clean: ## delete what the targets above leave in ignored folders
 	rm -rf build outputs

@@ -32,6 +32,7 @@ from twoclocks import records
 from twoclocks.errors import SettingError, TwoclocksError
 
 CONF = Path(__file__).parent / "conf"
+RESULTS = Path(__file__).parent / "results"
 
 
 def as_override(key: str, value: Any) -> str:
@@ -70,8 +71,11 @@ def compose_runs(name: str, extra: list[str]) -> list[tuple[list[str], RunConfig
 
 
 def finished(root: Path) -> set[str]:
-    """Keys of the configurations that finished under this root."""
+    """Keys of the configurations that finished under this root or are committed as records."""
     rows = [json.loads(file.read_text()) for file in root.glob("*/run.json")]
+    committed = RESULTS / "runs.parquet"
+    if committed.exists():
+        rows += records.read_table(committed, "runs").to_dict("records")  # type: ignore[arg-type]
     return {RunConfig.from_dict(json.loads(row["config"])).key() for row in rows if row["status"] == "finished"}
 
 

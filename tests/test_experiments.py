@@ -176,6 +176,16 @@ def test_drift_is_zero_on_the_first_update_of_a_rollout_and_grows(probed_run):
     assert (curve["drift_k3"] >= -1e-9).all()
 
 
+def test_at_one_update_a_rollout_only_the_probe_sees_drift(tmp_path):
+    from experiments.train import run
+
+    run(tiny(tmp_path, "setting.updates_per_rollout=1", "samples=96", "probe.every=1"), tmp_path)
+    curve = collect.from_folders(tmp_path).curves.iloc[1:]
+    assert curve["drift_abs"].isna().all()  # the ratio is 1 by construction: unmeasured, not 0
+    assert curve["reward"].notna().all()
+    assert (curve["probe_k3"] > 0).all()
+
+
 def test_lr_follows_the_schedule(probed_run):
     assert probed_run[2].curves["lr"].iloc[1:4].tolist() == pytest.approx([5e-6 * 16 / 64, 5e-6 * 48 / 64, 5e-6])
 
@@ -253,6 +263,12 @@ def test_a_sweep_survives_a_killed_child_and_then_runs_what_is_left(tmp_path):
 def test_a_sweep_checks_what_its_children_will_compose():
     overrides, config, _ = sweep.compose_runs("pilot_failure", [])[-1]
     assert run_config(composed(*overrides))[0] == config
+
+
+def test_runs_that_are_committed_are_not_run_again(tmp_path, capsys):
+    assert sweep.main(["run=pilot_onset", f"out={tmp_path}"]) == 0
+    assert "24 runs, 24 finished before, 0 to go" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*/run.json"))
 
 
 def test_bad_sweeps_exit_2(capsys):

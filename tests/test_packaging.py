@@ -75,3 +75,15 @@ def test_readme_commands_exist():
         assert parts.with_suffix(".py").exists() or (parts / "__main__.py").exists(), module
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
         assert (ROOT / link).exists(), link
+
+
+def test_the_readme_example_runs_as_written(tmp_path, monkeypatch, capsys):
+    readme = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    for here, there in (("experiments/results", str(ROOT / "experiments/results")), ("target=0.22", "target=0.22, n_boot=5")):
+        assert here in code
+        code = code.replace(here, there)
+    exec(code, {})
+    assert "one constant setting" in capsys.readouterr().out
+    assert (tmp_path / "schedule.json").exists()
