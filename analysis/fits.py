@@ -25,10 +25,7 @@ GROUPS = {
 
 def fit_groups(runs: Runs) -> dict[str, Clocks]:
     """Clocks of every group."""
-    return {
-        name: fit(finished(runs, TESTBED, group["sweeps"], clipped=group["clipped"]), metric=METRIC, target=TARGET, n_boot=N_BOOT)
-        for name, group in GROUPS.items()
-    }
+    return {name: fit(finished(runs, TESTBED, **group), metric=METRIC, target=TARGET, n_boot=N_BOOT) for name, group in GROUPS.items()}
 
 
 def rounded(value: Any, digits: int = 6) -> Any:

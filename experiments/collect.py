@@ -33,6 +33,9 @@ def from_folders(root: Path) -> records.Runs:
     if running:
         raise RecordsError(f"{root}: run {running[0]} is still running; wait for it, or let the sweep mark it as killed")
     curves = {folder.name: records.read_curve(folder / "curve.jsonl") for folder in folders if (folder / "curve.jsonl").exists()}
+    curves = {run_id: curve for run_id, curve in curves.items() if len(curve)}
+    if not curves:
+        raise RecordsError(f"{root}: no run has a curve; see error.txt in the run folders")
     evaluations = {}
     for run_id, curve in curves.items():
         seen = curve[curve["heldout_acc"].notna()]

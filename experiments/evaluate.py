@@ -13,12 +13,18 @@ from experiments.tasks import Problem
 
 
 @contextmanager
-def aside(model: Any) -> Iterator[None]:
-    """Evaluation mode and a forked random state: what happens inside leaves the training run as it was."""
+def aside(model: Any, seed: int | None = None) -> Iterator[None]:
+    """Evaluation mode and a forked random state: what happens inside leaves the training run as it was.
+
+    Without a seed the fork begins where the training run stands, and sampling inside would use the very numbers that
+    the next rollout will: give one wherever independence from that rollout matters.
+    """
     training = model.training
     devices = [model.device] if model.device.type == "cuda" else []
     model.eval()
     with torch.random.fork_rng(devices=devices):
+        if seed is not None:
+            torch.manual_seed(seed)
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 from experiments.evaluate import aside, complete, verified
+from experiments.recorder import Recorder
 from experiments.tasks import Problem
 from twoclocks.setting import Setting
 
@@ -51,11 +52,15 @@ class Probe(TrainerCallback):
         Its `update_meter` supplies the parameter change.
     problems : list of Problem
         Held-out prompts; the setting's group of completions is drawn for each.
+    recorder : Recorder
+        Its training clock stands still while the probe works.
     """
 
-    def __init__(self, trainer: Any, tokenizer: Any, task: Any, problems: list[Problem], *, every: int, setting: Setting, max_new_tokens: int) -> None:
+    def __init__(
+        self, trainer: Any, tokenizer: Any, task: Any, problems: list[Problem], *, every: int, setting: Setting, max_new_tokens: int, recorder: Recorder
+    ) -> None:
         self.trainer, self.tokenizer, self.task, self.every, self.group = trainer, tokenizer, task, every, setting.group
-        self.updates_per_rollout, self.max_new_tokens = setting.updates_per_rollout, max_new_tokens
+        self.updates_per_rollout, self.max_new_tokens, self.recorder = setting.updates_per_rollout, max_new_tokens, recorder
         self.problems = [p for p in problems for _ in range(setting.group)]
         self._fixed: Batch | None = None
         self._reference: torch.Tensor | None = None
@@ -64,28 +69,37 @@ class Probe(TrainerCallback):
     def _due(self, update: int) -> bool:
         return update % self.every == 0
 
-    def _sample(self) -> Batch:
-        with aside(self.trainer.model):
+    def _sample(self, number: int) -> Batch:
+        with aside(self.trainer.model, seed=hash((self.trainer.args.seed, number))):
             return complete(self.trainer.model, self.tokenizer, [p.prompt for p in self.problems], self.max_new_tokens, sample=True, chunk=4096)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._fixed = self._sample()
+        with self.recorder.paused():
+            self._fixed = self._sample(-1)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        with self.recorder.paused():
+            self._before(state)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        with self.recorder.paused():
+            self._after()
+
+    def _before(self, state: Any) -> None:
         first = state.global_step - state.global_step % self.updates_per_rollout
         rollout = range(first, first + self.updates_per_rollout)
         if state.global_step == first and any(self._due(u) for u in rollout):
             with torch.no_grad():
                 self._reference = completion_logps(self.trainer.model, *self._fixed)
         if self._due(state.global_step):
-            batch = self._sample()
+            batch = self._sample(state.global_step)
             correct = verified(self.tokenizer, self.task, self.problems, batch[0][:, batch[2] :])
             rewards = torch.tensor(correct, dtype=torch.float32, device=batch[0].device)
             parameters = self.trainer.update_meter.parameters()
             self._gradient = reward_gradient(self.trainer.model, parameters, batch, rewards, self.group)
 
     @torch.no_grad()
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def _after(self) -> None:
         if self._gradient is None:
             return
         ids, attention, width = self._fixed

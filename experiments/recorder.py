@@ -9,7 +9,8 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,7 +86,7 @@ def run_row(config: RunConfig, run_id: str) -> dict[str, Any]:
         "samples_done": 0,
         "start_acc": None,
         "heldout_problems": config.evaluation.problems,
-        "max_grad_norm": config.trl.get("max_grad_norm", 1.0),
+        "max_grad_norm": config.trl.get("max_grad_norm", 1.0) or None,  # 0 switches clipping off
         "dtype": config.model.dtype,
         "seconds": None,
         "git_sha": git_sha(),
@@ -102,6 +103,13 @@ def write_run(folder: Path, row: dict[str, Any], **changes: Any) -> dict[str, An
     temporary.write_text(json.dumps(row, indent=1) + "\n")
     os.replace(temporary, folder / "run.json")
     return row
+
+
+def samples_done(folder: Path) -> int:
+    """Training completions that the live curve has reached; 0 before its first row."""
+    path = folder / "curve.jsonl"
+    samples = records.read_curve(path)["samples"] if path.exists() else []
+    return int(max(samples, default=0))
 
 
 class Recorder(TrainerCallback):
@@ -132,6 +140,15 @@ class Recorder(TrainerCallback):
     def resume(self) -> None:
         """Start the training clock again."""
         self._resumed = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Work that is not training."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         start = self.evaluate()
@@ -171,11 +188,11 @@ class Recorder(TrainerCallback):
         if border:
             self._flush()
 
-    def finish(self, status: str) -> None:
-        """Write what is pending and close the run's row."""
+    def finish(self) -> None:
+        """Write what is pending and close the run's row as finished."""
         self._flush()
-        done = int(records.read_curve(self.folder / "curve.jsonl")["samples"].max())
-        self.row = write_run(self.folder, self.row, status=status, samples_done=done, seconds=round(self.spent, 3))
+        done = samples_done(self.folder)
+        self.row = write_run(self.folder, self.row, status="finished", samples_done=done, seconds=round(self.spent, 3))
 
     def _flush(self) -> None:
         records.append_jsonl(self.folder / "curve.jsonl", self._pending)

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments.config import RunConfig
-from experiments.recorder import write_run
+from experiments.recorder import samples_done, write_run
 from experiments.train import run_config
 from twoclocks import records
 from twoclocks.errors import SettingError, TwoclocksError
@@ -116,9 +116,14 @@ def mark_unfinished(root: Path) -> None:
     for file in root.glob("*/run.json"):
         row = json.loads(file.read_text())
         if row["status"] == "running":
-            curve = file.parent / "curve.jsonl"
-            done = int(records.read_curve(curve)["samples"].max()) if curve.exists() else 0
-            write_run(file.parent, row, status="killed", samples_done=done)
+            write_run(file.parent, row, status="killed", samples_done=samples_done(file.parent))
+
+
+def positive(name: str, value: str) -> int:
+    """A whole number of at least 1 from the command line."""
+    if not value.isdigit() or int(value) < 1:
+        raise SettingError(f"{name}={value}: must be a whole number of at least 1")
+    return int(value)
 
 
 def main(arguments: list[str]) -> int:
@@ -131,6 +136,7 @@ def main(arguments: list[str]) -> int:
     try:
         if "run" not in own:
             raise SettingError("name a sweep: run=<file in experiments/conf/run>")
+        jobs, limit = positive("jobs", own.get("jobs", "1")), positive("limit_s", own.get("limit_s", str(int(threading.TIMEOUT_MAX))))
         runs = compose_runs(own["run"], extra)
     except (TwoclocksError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -142,12 +148,11 @@ def main(arguments: list[str]) -> int:
     # Seed by seed, so that a sweep cut short is still balanced; then longest first: updates, not samples, take the time.
     left.sort(key=lambda run: (run[1].seed, -run[1].samples / run[1].setting.batch))
     print(f"{own['run']}: {len(runs)} runs, {len(runs) - len(left)} finished before, {len(left)} to go")
-    failures, jobs = 0, int(own.get("jobs", 1))
-    children = Children(jobs)
+    failures, children = 0, Children(jobs)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ThreadPoolExecutor(jobs) as pool, Progress(*columns) as progress:
         bar = progress.add_task(own["run"], total=len(left))
-        timer = threading.Timer(float(own.get("limit_s", threading.TIMEOUT_MAX)), children.stop)
+        timer = threading.Timer(limit, children.stop)
         timer.daemon = True
         timer.start()
         logs = {pool.submit(children.run, overrides, root / f"{config.key()}.log"): config for overrides, config in left}

@@ -11,6 +11,7 @@ import os
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL pings a server when a trainer is built
 
+import json
 import sys
 import traceback
 import uuid
@@ -54,8 +55,8 @@ def grpo_config(config: RunConfig, folder: Path) -> Any:
     )
 
 
-def build(config: RunConfig, folder: Path) -> tuple[Any, Any]:
-    """Trainer and recorder of a run."""
+def build(config: RunConfig, folder: Path, row: dict[str, Any]) -> tuple[Any, Any]:
+    """Trainer and recorder of a run whose row is written."""
     import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback
@@ -63,7 +64,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Any, Any]:
     from experiments import models, tasks
     from experiments.evaluate import accuracy
     from experiments.probe import Probe
-    from experiments.recorder import Recorder, run_row, write_run
+    from experiments.recorder import Recorder
     from twoclocks.trainers import MeteredGRPOTrainer
 
     class WarmupInSamples(MeteredGRPOTrainer):
@@ -81,7 +82,6 @@ def build(config: RunConfig, folder: Path) -> tuple[Any, Any]:
     train = task.problems("train", min(needed, config.task.train_problems or needed), seed=config.seed)
     aside = task.problems("heldout", config.evaluation.problems + config.probe.prompts, seed=0)
     heldout, probed = aside[: config.evaluation.problems], aside[config.evaluation.problems :]
-    row = write_run(folder, run_row(config, folder.name))
     m = config.model
     model, tokenizer = models.load(m.path, tokenizer=m.tokenizer, dtype=m.dtype, trust_remote_code=m.trust_remote_code)
     trainer = WarmupInSamples(
@@ -95,22 +95,26 @@ def build(config: RunConfig, folder: Path) -> tuple[Any, Any]:
     recorder = Recorder(folder, row, config, lambda: accuracy(model, tokenizer, task, heldout, config.task.max_new_tokens))
     trainer.add_callback(recorder)
     if config.probe.every:
-        probe = Probe(trainer, tokenizer, task, probed, every=config.probe.every, setting=setting, max_new_tokens=config.task.max_new_tokens)
+        probe = Probe(trainer, tokenizer, task, probed, every=config.probe.every, setting=setting, max_new_tokens=config.task.max_new_tokens, recorder=recorder)
         trainer.add_callback(probe)
     return trainer, recorder
 
 
 def run(config: RunConfig, root: Path) -> Path:
     """Train one configuration in a new run folder and return the folder; a failure is recorded, then raised."""
+    from experiments.recorder import run_row, samples_done, write_run
+
     folder = new_folder(root, config.sweep)
-    trainer, recorder = build(config, folder)
+    row = write_run(folder, run_row(config, folder.name))
     try:
+        trainer, recorder = build(config, folder, row)
         trainer.train()
+        recorder.finish()
     except Exception:
         (folder / "error.txt").write_text(traceback.format_exc())
-        recorder.finish("failed")
+        row = json.loads((folder / "run.json").read_text())  # the recorder may have added to it
+        write_run(folder, row, status="failed", samples_done=samples_done(folder))
         raise
-    recorder.finish("finished")
     return folder
 
 

@@ -65,6 +65,12 @@ def test_critical_batch_falls(planted, falls, verdict):
     assert claims.critical_batch_falls(merged(slow, fast), "planted", target=0.3).verdict == verdict
 
 
+def test_a_gain_with_batch_is_not_a_falling_critical_batch(planted):
+    """Larger batches faster at both rates: the contrast alone would read as support."""
+    runs = planted(a=20.0, h1=-1.5e4, lr32=(2e-6, 2.2e-6), sd=lambda b: 0.005)
+    assert claims.critical_batch_falls(runs, "planted", target=0.3).verdict != "supported"
+
+
 @pytest.mark.parametrize(
     ("b_batch", "b_drift", "verdict"), [(0.0, -1.0, "supported"), (0.5, -1.0, "contradicted"), (0.0, -3.0, "contradicted"), (0.0, -2.0, "contradicted")]
 )

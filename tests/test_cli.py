@@ -82,8 +82,12 @@ def test_bad_records_exit_2_and_say_why(run, tmp_path, change, says):
         (["fit", RESULTS, "--target", "0.3", "--where", "colour=red"], "no column 'colour'"),
         (["fit", RESULTS, "--target", "0.3", "--where", "batch=many"], "--where batch=many"),
         (["fit", RESULTS, "--target", "0.3", "--where", "batch=7"], "no run satisfies batch=7"),
-        (["fit", RESULTS, "--target", "0.3", "--where", "clip_low=null", "--metric", "accuracy"], "not a curve column"),
+        (["fit", RESULTS, "--target", "0.3", "--where", "clip_low=null", "--metric", "accuracy"], "not a measured curve column"),
+        (["fit", RESULTS, "--target", "0.3", "--where", "clip_low=null", "--metric", "run_id"], "not a measured curve column"),
         (["fit", RESULTS], "Missing option '--target'"),
+        (["plan", RESULTS, "--target", "0.3", "--samples", "9", "--out", "no/where.json"], "no such folder"),
+        (["plan", RESULTS, "--target", "0.22", "--metric", "reward", "--where", "clip_low=null", "--n-boot", "2", "--samples", "90000"], "does not describe"),
+        (["show", RESULTS / "runs.parquet"], "not a readable schedule"),
     ],
 )
 def test_bad_questions_exit_2(run, arguments, says):

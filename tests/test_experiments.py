@@ -134,6 +134,14 @@ def tiny(tmp_path, *overrides) -> RunConfig:
     return run_config(composed("+run=smoke", *TINY, "probe.every=0", f"out={tmp_path}", *overrides))[0]
 
 
+def built(config, root):
+    from experiments.recorder import run_row, write_run
+    from experiments.train import build, new_folder
+
+    folder = new_folder(root, "smoke")
+    return *build(config, folder, write_run(folder, run_row(config, folder.name))), folder
+
+
 def weights(trainer):
     return [p.detach().clone() for p in trainer.model.parameters()]
 
@@ -141,13 +149,10 @@ def weights(trainer):
 @pytest.fixture(scope="module")
 def probed_run(tmp_path_factory):
     """One short run with the probe on: trainer, run folder, records."""
-    from experiments.train import build, new_folder
-
     root = tmp_path_factory.mktemp("runs")
-    folder = new_folder(root, "smoke")
-    trainer, recorder = build(tiny(root, "probe.every=3"), folder)
+    trainer, recorder, folder = built(tiny(root, "probe.every=3"), root)
     trainer.train()
-    recorder.finish("finished")
+    recorder.finish()
     return trainer, folder, collect.from_folders(root)
 
 
@@ -195,10 +200,8 @@ def test_the_probe_and_the_meter_leave_training_bit_identical(probed_run, tmp_pa
     import torch
     from trl import GRPOTrainer
 
-    from experiments.train import build, new_folder
-
     config = tiny(tmp_path)
-    metered, _ = build(config, new_folder(tmp_path, "smoke"))
+    metered, _, _ = built(config, tmp_path)
     plain = GRPOTrainer(
         model=models.load(config.model.path)[0], reward_funcs=metered.reward_funcs, args=metered.args, train_dataset=metered.train_dataset,
         processing_class=metered.processing_class,
@@ -232,6 +235,34 @@ def test_the_probe_gain_is_the_reward_change_to_first_order():
     assert torch.allclose(found, exact, atol=3e-3)
 
 
+def test_a_run_that_cannot_start_is_a_failed_row(tmp_path):
+    from experiments.train import run
+
+    with pytest.raises(OSError, match="nowhere"):
+        run(tiny(tmp_path, "model.path=nowhere/to/be/found"), tmp_path)
+    (folder,) = tmp_path.glob("smoke-*")
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+    assert "nowhere" in (folder / "error.txt").read_text()
+    with pytest.raises(RecordsError, match="no run has a curve"):
+        collect.from_folders(tmp_path)
+
+
+def test_the_probe_draws_numbers_of_its_own():
+    import torch
+
+    from experiments.evaluate import aside
+
+    model = torch.nn.Linear(1, 1)
+    model.device = torch.device("cpu")
+    torch.manual_seed(0)
+    with aside(model, seed=5):
+        inside = torch.rand(4)
+    after = torch.rand(4)
+    torch.manual_seed(0)
+    assert torch.equal(after, torch.rand(4))
+    assert not torch.equal(inside, after)
+
+
 def test_run_folders_are_never_reused(tmp_path):
     from experiments.train import new_folder
 
@@ -252,6 +283,7 @@ def test_a_sweep_survives_a_killed_child_and_then_runs_what_is_left(tmp_path):
     arguments = ["run=smoke_sweep", "jobs=2", f"out={tmp_path}", *TINY]
     assert sweep.main([*arguments, "limit_s=12"]) == 1
     states = [json.loads(p.read_text())["status"] for p in tmp_path.glob("*/run.json")]
+    assert states
     assert set(states) <= {"killed", "finished"}
     assert sweep.main(arguments) == 0
     done = len(list(tmp_path.glob("*/run.json")))
@@ -273,6 +305,8 @@ def test_runs_that_are_committed_are_not_run_again(tmp_path, capsys):
 
 def test_bad_sweeps_exit_2(capsys):
     assert sweep.main(["jobs=2"]) == 2
+    assert sweep.main(["run=live", "jobs=0"]) == 2
+    assert sweep.main(["run=live", "jobs=many"]) == 2
     assert sweep.main(["run=smoke"]) == 2
     assert sweep.main(["run=nowhere"]) == 2
     printed = capsys.readouterr().err

@@ -70,6 +70,14 @@ def test_a_drop_within_the_first_evaluations_is_left_censored():
     assert found.upper >= 1000
 
 
+def test_the_early_limit_is_in_samples_and_one_for_all_runs():
+    """A coarsely evaluated run is not "too early" for longer than a finely evaluated one."""
+    coarse = np.arange(0, 100_001, 4000.0)
+    found, _ = detect_collapses({"fine": (GRID, falling(90_000)), "coarse": (coarse, np.interp(coarse, GRID, falling(30_000)))})
+    assert found["coarse"].kind == "interval"
+    assert found["coarse"].lower <= 32_000
+
+
 def test_a_dip_that_recovers_is_no_collapse():
     y = 0.3 - 0.2 * ((GRID > 30_000) & (GRID < 34_000))
     assert not detect_collapse(GRID, y, 0.005).confirmed

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 import twoclocks as tc
 from twoclocks import planner
-from twoclocks.errors import NeverReachedError, SettingError, UnidentifiedError
+from twoclocks.errors import MisfitError, NeverReachedError, SettingError, UnidentifiedError
 
 SHARED = {"group": 8, "updates_per_rollout": 4, "clip": (0.2, 0.2), "lr_warmup_samples": 8192, "testbed": "planted"}
 RANGES = {"batch_range": (64.0, 2048.0), "drift_range": (2e-7, 4e-6)}
@@ -83,8 +84,8 @@ def test_a_non_concave_frontier_gets_two_stages():
     schedule = tc.plan(clocks(RISING, BUYABLE), samples=150_000)
     assert [s.setting.batch for s in schedule.stages] == [2048, 64]
     assert "two stages" in schedule.provenance["reason"]
-    assert schedule.provenance["predicted_damage"] == pytest.approx(0.8)
-    assert schedule.samples == pytest.approx(150_000, abs=2 * 2048 * 4)
+    assert 0.75 < schedule.provenance["predicted_damage"] <= 0.8
+    assert 150_000 - 2 * 2048 * 4 < schedule.samples <= 150_000
     assert schedule.provenance["run_ids"] == ["a", "b"]
 
 
@@ -97,7 +98,35 @@ def test_where_every_setting_fails_the_run_ends_early():
     deadly = tc.FailureClock(5_000, 256, 1e-6, 0.0, -1.0, **RANGES)
     schedule = tc.plan(clocks(LOCAL, deadly), samples=1_000_000)
     assert schedule.samples < 1_000_000
-    assert schedule.provenance["predicted_damage"] == pytest.approx(0.8)
+    assert 0.79 < schedule.provenance["predicted_damage"] <= 0.8
+
+
+@pytest.mark.parametrize("samples", [2_000, 9_000, 14_500, 100_001])
+def test_neither_budget_is_overspent_by_rounding(samples):
+    wide = {"batch_range": (1024.0, 2048.0), "drift_range": (2e-7, 4e-6)}
+    made = tc.FailureClock(4_000, 2048, 1e-6, 0.0, -1.0, **wide)
+    try:
+        schedule = tc.plan(clocks(tc.ProgressClock(a=2.0, h0=2e5, h1=1.0, **wide), made), samples=samples)
+    except SettingError as error:
+        assert "before one rollout" in str(error)
+        return
+    assert schedule.samples <= samples
+    assert schedule.provenance["predicted_damage"] <= 0.8 + 1e-9
+
+
+def test_a_law_the_runs_contradict_is_not_planned_from_by_default():
+    made = clocks(LOCAL, UNCLIPPED)
+    made.warnings = ["progress clock: its law does not describe these runs"]
+    with pytest.raises(MisfitError, match="accept_misfit=True"):
+        tc.plan(made, samples=100_000)
+    assert made.warnings[0] in tc.plan(made, samples=100_000, accept_misfit=True).provenance["notes"]
+
+
+def test_a_life_longer_than_any_run_is_marked_extrapolated():
+    known = dataclasses.replace(UNCLIPPED, longest=50_000.0)
+    notes = tc.plan(clocks(LOCAL, known), samples=100_000).provenance["notes"]
+    assert ["extrapolated" in note for note in notes] == [True]
+    assert not tc.plan(clocks(LOCAL, UNCLIPPED), samples=100_000).provenance["notes"]
 
 
 def test_refusals():
@@ -105,8 +134,8 @@ def test_refusals():
         tc.plan(clocks(LOCAL, None), samples=100_000)
     with pytest.raises(SettingError, match=r"safety=1\.5"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=100_000, safety=1.5)
-    with pytest.raises(SettingError, match="too few for one update"):
-        tc.plan(clocks(LOCAL, UNCLIPPED), samples=5_000)
+    with pytest.raises(SettingError, match="before one rollout of 256 completions"):
+        tc.plan(clocks(LOCAL, UNCLIPPED), samples=200)
     with pytest.raises(NeverReachedError, match="no fitted setting makes progress"):
         tc.plan(clocks(tc.ProgressClock(a=1e-9, h0=1e9, h1=1.0, **RANGES), UNCLIPPED), samples=100_000)
     apart = tc.FailureClock(60_000, 256, 1e-6, 0.0, -1.0, batch_range=(4096, 8192), drift_range=(2e-7, 4e-6))

@@ -84,6 +84,9 @@ def test_refusals():
         fitted.per_sample(1024, 5e-7)
     with pytest.raises(ExtrapolationError, match="drift_rate"):
         fitted.per_sample(64, [5e-7, 2e-6])
+    small = ProgressClock(a=2.0, h0=3.0e5, h1=4.0e4, batch_range=(32, 512), drift_range=(1e-7, 1e-6))
+    with pytest.raises(ExtrapolationError, match=r"critical batch=9\.625"):
+        small.relative_critical_batch(5e-7, 0.05)
     assert fitted.per_sample(1024, 5e-7, extrapolate=True) == CLOCK.per_sample(1024, 5e-7)
 
 

@@ -37,6 +37,9 @@ def test_select_by_value_list_null_and_rounded_float(folder):
     assert list(read.select(clip_low=0.2).runs["run_id"]) == ["a"]
     assert list(read.select(clip_low=None).runs["run_id"]) == ["b"]
     assert set(read.select(seed=[0, 1]).curves["run_id"]) == {"a", "b"}
+    assert set(read.select(clip_low=[None, 0.2]).runs["run_id"]) == {"a", "b"}
+    with pytest.raises(RecordsError, match="no column 'clip'"):
+        read.select(clip=None)
 
 
 def test_a_sweep_is_never_rewritten(folder):
@@ -65,6 +68,9 @@ def damage(folder, change):
         (lambda t: t.assign(batch=[32, -1]), "row 1: batch, group"),
         (lambda t: t.assign(status="done"), "'done' is not one of finished"),
         (lambda t: t.assign(run_id=["a", "../b"]), "must match"),
+        (lambda t: t.assign(sweep="../../elsewhere"), "sweep '../../elsewhere' must match"),
+        (lambda t: t.assign(batch=["32", "many"]), "column batch should be int"),
+        (lambda t: t.assign(seconds=[1.0, -np.inf]), "row 1, column seconds: infinite"),
         (lambda t: t.assign(batch=[32, 32.5]), "column batch should be int"),
     ],
 )
@@ -129,15 +135,20 @@ def test_thinning_keeps_evaluations_and_window_means():
 
 
 def test_windowed_columns_sit_at_the_policy_they_describe():
-    curve = pd.DataFrame([live_row(u, reward=0.5) for u in (1, 2, 6)])
-    curve["lr"] = 1.0
-    n, _, w = Runs(pd.DataFrame([run_row(run_id="a")]), curve).curve("a", "reward")
-    assert n.tolist() == [0, 32, 112]  # single updates: samples - batch; four updates ending at 96..192: mean 144 - 32
-    assert w.tolist() == [32, 32, 128]
+    """Four updates of 32 a rollout; the last row stands for updates 3 to 10, in which rollouts 2 and 3 began."""
+    rows = [(1, 1, 0.5), (2, 1, None), (10, 3, 0.7)]
+    curve = pd.DataFrame([live_row(u, rollout=r, samples_generated=128 * r, reward=y, drift_k3=0.1) for u, r, y in rows])
+    runs = Runs(pd.DataFrame([run_row(run_id="a")]), curve)
+    n, _, w = runs.curve("a", "drift_k3")
+    assert n.tolist() == [0, 32, 32 * 5.5]  # updates 3..10 began at 2..9 times 32
+    assert w.tolist() == [32, 32, 8 * 32]
+    n, _, w = runs.curve("a", "reward")
+    assert n.tolist() == [0, 192]  # rollouts 2 and 3 began at 128 and 256
+    assert w.tolist() == [128, 256]
 
 
 def test_unknown_metric_is_refused(folder):
-    with pytest.raises(RecordsError, match="not a curve column"):
+    with pytest.raises(RecordsError, match="not a measured curve column"):
         records.read(folder).curve("a", "accuracy")
 
 

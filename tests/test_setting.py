@@ -47,6 +47,7 @@ def test_trl_fields_are_trl_fields():
         ({"group": 1}, "no advantage"),
         ({"group": 7}, "nearest legal rollouts are 28 or 35"),
         ({"clip": (0.0, 0.2)}, "0 < low"),
+        ({"clip": 0.2}, "must be"),
     ],
 )
 def test_illegal_settings_say_the_rule_and_the_remedy(bad, says):

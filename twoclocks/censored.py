@@ -44,9 +44,9 @@ class Times:
         return self.lower == self.upper
 
     @property
-    def events(self) -> int:
-        """How many times are bounded above: only those say how long it takes."""
-        return int(np.isfinite(self.upper).sum())
+    def timed(self) -> int:
+        """How many times are bounded on both sides: only those say how much times spread."""
+        return int((np.isfinite(self.upper) & (self.lower > 0)).sum())
 
 
 def score(times: Times, mean: np.ndarray, sd: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
@@ -159,7 +159,7 @@ def misfit(times: Times, mean: Mean, fitted: Fit, cell: np.ndarray) -> float:
             method="bounded",
         )
         gain += max(0.0, -free.fun - log_likelihood(one, centre[rows], sd[rows]))
-        freedom += bool(one.events)
+        freedom += bool(np.isfinite(one.upper).any())
     return float(chi2.sf(2 * gain, max(1, freedom)))
 
 
@@ -188,9 +188,9 @@ def bootstrap(times: Times, mean: Mean, fitted: Fit, grids: list[np.ndarray], dr
     """Parametric bootstrap of theta, (draws, parameters).
 
     Seeds are few, so resampling runs would understate the spread; the fitted model is simulated instead, its noise
-    inflated by sqrt(n/(n - p)) because maximum likelihood underestimates it.
+    inflated by sqrt(n/(n - p)), n the timed rows, because maximum likelihood underestimates it.
     """
-    n, p = len(times.lower), len(fitted.theta) + len(fitted.noise)
+    n, p = times.timed, len(fitted.theta) + len(fitted.noise)
     centre, sd = mean(fitted.theta), fitted.sd(times) * np.sqrt(n / max(1, n - p))
     again = (simulate(centre, sd, grids, times.group, exact=exact, rng=rng) for _ in range(draws))
     return np.array([fit(drawn, mean, [fitted.theta], fitted.noise).theta for drawn in again])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twoclocks.errors import ExtrapolationError, RecordsError
+from twoclocks.errors import RecordsError, check_range
 
 # (b_B, b_c) of each law
 LAWS = {"drift": (0.0, -1.0), "diffusion": (0.0, -2.0), "constant step": (0.5, -1.0)}
@@ -42,6 +42,8 @@ class FailureClock:
         Exponents in B at constant c, and in c.
     log_sd : float
         Standard deviation of log E* between runs of one setting.
+    longest : float
+        Longest run behind the fit, training completions: a longer answer is an extrapolation in time.
     batch_range, drift_range : (float, float)
         Fitted range; questions outside it raise unless `extrapolate=True`.
     """
@@ -52,6 +54,7 @@ class FailureClock:
     b_batch: float
     b_drift: float
     log_sd: float = 0.0
+    longest: float = math.inf
     batch_range: tuple[float, float] = (0.0, math.inf)
     drift_range: tuple[float, float] = (0.0, math.inf)
 
@@ -75,18 +78,6 @@ class FailureClock:
         return 1 / self.samples_to_failure(batch, drift_rate, extrapolate=extrapolate)
 
 
-def check_range(name: str, value: ArrayLike, allowed: tuple[float, float]) -> None:
-    """Raise ExtrapolationError if any value lies outside the allowed range (relative slack 1e-9)."""
-    values = np.atleast_1d(np.asarray(value, float))
-    low, high = allowed
-    outside = values[(values < low * (1 - 1e-9)) | (values > high * (1 + 1e-9))]
-    if outside.size:
-        raise ExtrapolationError(
-            f"{name}={outside[0]:.4g} is outside the fitted range [{low:.4g}, {high:.4g}]; "
-            "run there and fit again, or pass extrapolate=True and treat the answer as a guess"
-        )
-
-
 @dataclass(frozen=True)
 class Collapse:
     """When a run collapsed, as far as its evaluations tell; times in training completions.
@@ -94,8 +85,8 @@ class Collapse:
     Attributes
     ----------
     kind : {"interval", "left", "right"}
-        "interval": collapsed in (lower, upper]. "left": before the evaluation at `upper`, too early to say when
-        (lower is 0). "right": no confirmed collapse up to `lower` (upper is infinite).
+        "interval": collapsed in (lower, upper]. "left": within the early limit `upper`, too early to say when (lower is
+        0). "right": no confirmed collapse up to `lower` (upper is infinite).
     """
 
     kind: Literal["interval", "left", "right"]
@@ -114,7 +105,7 @@ MIN_MARGIN = 0.05  # 5 points of accuracy
 MARGIN_SDS = 4.0
 SMOOTH = 0.10  # smoothed curve: median over evaluations within 10% of n, so that one odd evaluation is no collapse
 CONFIRM = 0.25  # a drop must last another 25% of its own onset
-LEFT_EVALUATIONS = 10  # a collapse within the first evaluations has no resolved time
+LEFT_EVALUATIONS = 10  # a collapse within the first evaluations of the finest grid has no resolved time
 
 
 def evaluation_noise(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> float:
@@ -157,7 +148,7 @@ def smoothed(samples: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.nanmedian(np.where(near, values[None, :], np.nan), axis=1)
 
 
-def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float) -> Collapse:
+def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, early: float | None = None) -> Collapse:
     """Find the first lasting drop of a held-out metric below its best so far.
 
     The smoothed curve must fall below its running maximum by `margin(noise_sd)` and stay below that level over the
@@ -171,6 +162,9 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float) -> C
         Held-out metric in [0, 1].
     noise_sd : float
         From `evaluation_noise`.
+    early : float, optional
+        Training completions up to which a collapse counts as too early to time; default this run's tenth evaluation.
+        Runs that are compared need one value, or coarsely evaluated batches would count as early for longer.
 
     Raises
     ------
@@ -180,6 +174,7 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float) -> C
     n, y = np.asarray(samples, float), np.asarray(values, float)
     if len(n) < 3 or np.any(np.diff(n) <= 0):
         raise RecordsError(f"collapse detection needs at least three evaluations at increasing samples, got {len(n)}")
+    early = _tenth(n) if early is None else early
     s = smoothed(n, y)
     level = np.maximum.accumulate(s) - margin(noise_sd)
     for i in range(1, len(n)):
@@ -190,12 +185,22 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float) -> C
             continue
         if n[-1] < n[i] * (1 + CONFIRM):
             return Collapse("right", n[i - 1], math.inf)
-        return Collapse("left", 0.0, n[i]) if i <= LEFT_EVALUATIONS else Collapse("interval", n[i - 1], n[i])
+        return Collapse("left", 0.0, early) if n[i] <= early else Collapse("interval", n[i - 1], n[i])
     return Collapse("right", n[-1], math.inf)
 
 
+def confirmable(samples: ArrayLike) -> np.ndarray:
+    """The evaluations (but the start) at which a collapse could be confirmed before the run ends."""
+    n = np.asarray(samples, float)[1:]
+    return n[n * (1 + CONFIRM) <= n[-1]]
+
+
+def _tenth(samples: np.ndarray) -> float:
+    return float(samples[min(LEFT_EVALUATIONS, len(samples) - 1)])
+
+
 def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]]) -> tuple[dict[str, Collapse], float]:
-    """Collapse of every run of a sweep, with evaluation noise pooled over the runs that do not collapse.
+    """Collapse of every run of a sweep: evaluation noise pooled over the runs that do not collapse, one early limit for all.
 
     Returns
     -------
@@ -203,10 +208,11 @@ def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]]) -> tuple[di
     noise_sd : float
         The pooled evaluation noise that the final pass used.
     """
+    early = min(_tenth(np.asarray(samples, float)) for samples, _ in curves.values())
     noise = evaluation_noise(list(curves.values()))
-    found = {run: detect_collapse(*curve, noise) for run, curve in curves.items()}
+    found = {run: detect_collapse(*curve, noise, early) for run, curve in curves.items()}
     stable = [curves[run] for run, collapse in found.items() if not collapse.confirmed]
     if stable:
         noise = evaluation_noise(stable)
-        found = {run: detect_collapse(*curve, noise) for run, curve in curves.items()}
+        found = {run: detect_collapse(*curve, noise, early) for run, curve in curves.items()}
     return found, noise

@@ -12,12 +12,13 @@ from scipy.optimize import isotonic_regression
 
 from twoclocks import censored
 from twoclocks.errors import FitError, UnidentifiedError
-from twoclocks.failure import Collapse, FailureClock, detect_collapses
+from twoclocks.failure import Collapse, FailureClock, confirmable, detect_collapses
 from twoclocks.progress import ProgressClock
 from twoclocks.records import CURVE_COLUMNS, Runs
+from twoclocks.schedule import full_rate_samples
 
 # A clock describes runs that differ in batch, learning rate and seed, and in nothing else
-SHARED = ("testbed", "model", "task", "group", "updates_per_rollout", "clip_low", "clip_high", "lr_warmup_samples")
+SHARED = ("testbed", "model", "task", "group", "updates_per_rollout", "clip_low", "clip_high", "lr_warmup_samples", "max_grad_norm", "dtype")
 # Windowed metrics are binned: a tenth of the samples so far, and at least a fiftieth of the run, so that the first bins
 # hold enough completions not to reach a target by luck
 BIN_RATIO, BIN_FLOOR = 1.1, 50
@@ -26,17 +27,19 @@ MISFIT = 0.01
 MIN_EVENTS = 5  # timed runs behind three parameters; with fewer, the noise fits itself
 
 
-def full_rate_samples(samples: Any, warmup: float) -> np.ndarray:
-    """Completions at full learning rate that drift as far as `samples` completions with a linear lr warm-up.
-
-    n - W/2 past the warm-up, n^2/(2W) within it: first-order drift is proportional to the lr.
-    """
-    n = np.asarray(samples, float)
-    return n if warmup == 0 else np.where(n >= warmup, n - warmup / 2, n**2 / (2 * warmup))
+def rate(drift_rate: float) -> float:
+    """A drift rate to six digits: lr/sqrt(B) of one rate differs in its last bit from batch to batch."""
+    return float(f"{drift_rate:.6g}")
 
 
 def metric_curve(runs: Runs, run_id: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(samples, values, weights) of a metric; a windowed one is averaged, by weight, in bins."""
+    """(samples, values, weights) of a metric; a windowed one is averaged, by weight, in bins.
+
+    Raises
+    ------
+    RecordsError
+        If the metric is not a measured column of the curve table.
+    """
     samples, values, weights = runs.curve(run_id, metric)
     if {c.name: c.window for c in CURVE_COLUMNS}[metric] == "last" or len(samples) < 3:
         return samples, values, weights
@@ -49,14 +52,20 @@ def metric_curve(runs: Runs, run_id: str, metric: str) -> tuple[np.ndarray, np.n
 
 
 def samples_to_target(samples: np.ndarray, values: np.ndarray, weights: np.ndarray, target: float) -> float:
-    """Where the rising part of a curve crosses the target, by weighted isotonic regression up to its best bin; inf if it does not."""
+    """Where the rising part of a curve crosses the target, by weighted isotonic regression up to its best bin; inf if it does not.
+
+    Raises
+    ------
+    FitError
+        If the curve starts at the target.
+    """
     peak = int(np.argmax(values)) + 1
     rising = isotonic_regression(values[:peak], weights=weights[:peak]).x
     if rising[-1] < target:
         return math.inf
     at = int(np.argmax(rising >= target))
     if at == 0:
-        return float(samples[0])
+        raise FitError(f"target={target:g} is reached at the first value ({rising[0]:g}) already; choose a higher one")
     share = (target - rising[at - 1]) / (rising[at] - rising[at - 1])
     return float(samples[at - 1] + share * (samples[at] - samples[at - 1]))
 
@@ -142,13 +151,13 @@ def fit(runs: Runs, *, metric: str = "heldout_acc", target: float, n_boot: int =
     """Fit both clocks to runs that share everything but batch, learning rate and seed.
 
     Progress: log E = log(gain) - log p(B, c) over runs, right-censored where the target was not reached before the end
-    or the collapse. Failure: log E* linear in log B and log c, interval- and right-censored; runs that collapse within
-    the first evaluations are left out and listed in `cells`. Times are full-rate completions (`full_rate_samples`).
+    or the collapse. Failure: log E* linear in log B and log c, interval-, right- and left-censored: runs that collapse
+    too early to time count as "within the early limit". Times are full-rate completions (`full_rate_samples`).
 
     Parameters
     ----------
     runs : Runs
-        Finished and killed runs are used, failed ones left out.
+        Finished and killed runs are used (a killed one that was run again is not), failed ones left out.
     metric : str
         A curve column where more is better.
     target : float
@@ -164,7 +173,11 @@ def fit(runs: Runs, *, metric: str = "heldout_acc", target: float, n_boot: int =
         If the runs differ in more than batch, lr and seed, there are none, or the target is not above the start.
     """
     rng = np.random.default_rng(0) if rng is None else rng
+    if n_boot < 2:
+        raise FitError(f"n_boot={n_boot}: an interval needs at least two draws; 200 is usual")
     table = runs.runs[runs.runs["status"] != "failed"]
+    rerun = set(table.loc[table["status"] == "finished", "config"])  # a killed run that was run again counts once
+    table = table[(table["status"] == "finished") | ~table["config"].isin(rerun)]
     if table.empty:
         raise FitError("no finished or killed runs to fit")
     shared = _shared(table)
@@ -230,7 +243,7 @@ def _cells(table: pd.DataFrame, curves: dict[str, Any], collapses: dict[str, Col
             "collapse_lower": collapse.lower, "collapse_upper": collapse.upper,
         }  # fmt: skip
         rows.append(
-            {"run_id": run.run_id, "batch": run.batch, "drift_rate": run.drift_rate, "seed": run.seed, "collapse": collapse.kind}
+            {"run_id": run.run_id, "batch": run.batch, "drift_rate": rate(run.drift_rate), "seed": run.seed, "collapse": collapse.kind}
             | {name: float(full_rate_samples(value, warmup)) for name, value in times.items()}
         )
     return pd.DataFrame(rows)
@@ -252,10 +265,10 @@ def _identified(cells: pd.DataFrame, event: pd.Series, what: str) -> str:
 
 
 def _cell_numbers(cells: pd.DataFrame) -> np.ndarray:
-    return cells.groupby(["batch", cells["drift_rate"].round(12)]).ngroup().to_numpy()
+    return cells.groupby(["batch", "drift_rate"]).ngroup().to_numpy()
 
 
-def _ranges(cells: pd.DataFrame) -> dict[str, tuple[float, float]]:
+def _ranges(cells: pd.DataFrame) -> dict[str, Any]:
     return {
         "batch_range": (float(cells["batch"].min()), float(cells["batch"].max())),
         "drift_range": (float(cells["drift_rate"].min()), float(cells["drift_rate"].max())),
@@ -295,25 +308,31 @@ def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.
 
 
 def _fit_failure(cells: pd.DataFrame, curves: dict[str, Any], warmup: float, n_boot: int, rng: np.random.Generator) -> _Part:
-    kept = cells[cells["collapse"] != "left"]
-    why = _identified(kept, kept["collapse"] == "interval", "collapse at a resolved time")
+    why = _identified(cells, cells["collapse"] == "interval", "collapse at a resolved time")
     if why:
-        early = len(cells) - len(kept)
+        early = int((cells["collapse"] == "left").sum())
         return _Part(why=why + (f" ({early} runs collapsed too early to time: lower their learning rate)" if early else ""))
-    b0, c0 = (float(np.exp(np.log(kept[name]).mean())) for name in ("batch", "drift_rate"))
-    log_b, log_c = np.log(kept["batch"].to_numpy(float) / b0), np.log(kept["drift_rate"].to_numpy(float) / c0)
-    times = censored.Times(kept["collapse_lower"].to_numpy(), kept["collapse_upper"].to_numpy(), kept.groupby("batch").ngroup().to_numpy())
+    b0, c0 = (float(np.exp(np.log(cells[name]).mean())) for name in ("batch", "drift_rate"))
+    log_b, log_c = np.log(cells["batch"].to_numpy(float) / b0), np.log(cells["drift_rate"].to_numpy(float) / c0)
+    times = censored.Times(cells["collapse_lower"].to_numpy(), cells["collapse_upper"].to_numpy(), cells.groupby("batch").ngroup().to_numpy())
 
     def mean(theta: np.ndarray) -> np.ndarray:
         return theta[0] + theta[1] * log_b + theta[2] * log_c
 
-    level = float(np.log(times.lower[np.isfinite(times.upper)]).mean())
+    level = float(np.log(times.upper[np.isfinite(times.upper)]).mean())
     fitted = censored.fit(times, mean, [np.array([level, 0.0, b_c]) for b_c in (-1.0, -2.0)])
-    grids = [full_rate_samples(curves[run][0][1:], warmup) for run in kept["run_id"]]
+    grids = [full_rate_samples(confirmable(curves[run][0]), warmup) for run in cells["run_id"]]
     drawn = censored.bootstrap(times, mean, fitted, grids, n_boot, exact=False, rng=rng)
     clock = FailureClock(
-        float(np.exp(fitted.theta[0])), b0, c0, float(fitted.theta[1]), float(fitted.theta[2]), log_sd=float(np.exp(fitted.noise[0])), **_ranges(kept)
+        samples=float(np.exp(fitted.theta[0])),
+        batch0=b0,
+        drift_rate0=c0,
+        b_batch=float(fitted.theta[1]),
+        b_drift=float(fitted.theta[2]),
+        log_sd=float(np.exp(fitted.noise[0])),
+        longest=max(float(full_rate_samples(curves[run][0][-1], warmup)) for run in cells["run_id"]),
+        **_ranges(cells),
     )
     drawn[:, 0] = np.exp(drawn[:, 0])
     draws = pd.DataFrame(drawn, columns=["samples", "b_batch", "b_drift"])
-    return _Part(clock, draws, censored.misfit(times, mean, fitted, _cell_numbers(kept)))
+    return _Part(clock, draws, censored.misfit(times, mean, fitted, _cell_numbers(cells)))

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from scipy import optimize
 
-from twoclocks.errors import NeverReachedError, SettingError
+from twoclocks.errors import MisfitError, NeverReachedError, SettingError
 from twoclocks.failure import FailureClock
 from twoclocks.progress import ProgressClock
-from twoclocks.schedule import Schedule, Stage
+from twoclocks.schedule import Schedule, Stage, full_rate_samples, samples_of_full_rate
 from twoclocks.setting import Setting
 
 if TYPE_CHECKING:
@@ -83,12 +83,23 @@ class Plan:
     damage: float
 
 
+def common_range(progress: ProgressClock, failure: FailureClock) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(batch range, drift range) that both clocks were fitted on.
+
+    Raises
+    ------
+    SettingError
+        If they do not overlap.
+    """
+    batch, drift = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in ((progress.batch_range, failure.batch_range), (progress.drift_range, failure.drift_range)))
+    if batch[0] > batch[1] or drift[0] > drift[1]:
+        raise SettingError("the two clocks were fitted on ranges that do not overlap; add runs that progress and fail in one range of batch and lr")
+    return batch, drift
+
+
 def candidates(progress: ProgressClock, failure: FailureClock, group: int, updates_per_rollout: int) -> tuple[np.ndarray, np.ndarray]:
     """Legal (B, c) pairs inside what both clocks were fitted on: batches half an octave apart, c on a log grid."""
-    low, high = (f(progress.batch_range[i], failure.batch_range[i]) for i, f in ((0, max), (1, min)))
-    c_low, c_high = (f(progress.drift_range[i], failure.drift_range[i]) for i, f in ((0, max), (1, min)))
-    if low > high or c_low > c_high:
-        raise SettingError("the two clocks were fitted on ranges that do not overlap; add runs that progress and fail in one range of batch and lr")
+    (low, high), (c_low, c_high) = common_range(progress, failure)
     step = _batch_step(group, updates_per_rollout)
     octaves = int(2 * math.log2(high / low)) + 1
     batches = np.unique([max(step, round(low * 2 ** (k / 2) / step) * step) for k in range(octaves + 1)])
@@ -138,7 +149,7 @@ def best_constant(progress: ProgressClock, failure: FailureClock, batches: np.nd
     return best
 
 
-def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: float = 0.95) -> Schedule:
+def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: float = 0.95, accept_misfit: bool = False) -> Schedule:
     """A schedule of at most two stages from fitted clocks.
 
     Parameters
@@ -151,6 +162,8 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
         D, the share of a collapse the run may use up (0 < D <= 1).
     level : float
         Two stages are emitted if the lower end of this interval of their gain over the best constant is above 0.
+    accept_misfit : bool
+        Plan even where the runs contradict a clock's law; the schedule's provenance then says so.
 
     Returns
     -------
@@ -161,27 +174,29 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
     ------
     UnidentifiedError
         If the runs do not determine one of the clocks.
+    MisfitError
+        If the runs contradict a clock's law and accept_misfit is false.
     NeverReachedError
         If no candidate makes progress.
     SettingError
-        If safety or samples are out of range, or the clocks' fitted ranges do not overlap.
+        If safety is out of range, samples do not hold one rollout, or the clocks' fitted ranges do not overlap.
     """
     if not 0 < safety <= 1:
         raise SettingError(f"safety={safety}: must be in (0, 1]; 1 spends the whole failure clock")
     progress, failure, shared = clocks.require("progress"), clocks.require("failure"), clocks.shared
-    warmup = shared["lr_warmup_samples"]
-    budget = samples - warmup / 2  # clocks count full-rate completions; a linear warm-up spends W at half rate
+    if clocks.warnings and not accept_misfit:
+        raise MisfitError(f"{'; '.join(clocks.warnings)}; or pass accept_misfit=True and treat the plan as a guess")
+    budget = float(full_rate_samples(samples, shared["lr_warmup_samples"]))
     batch, c = candidates(progress, failure, shared["group"], shared["updates_per_rollout"])
-    if budget <= batch.max():
-        raise SettingError(f"samples={samples}: too few for one update of batch {batch.max():g} after half a warm-up of {warmup}")
     p, r = progress.per_sample(batch, c), failure.hazard(batch, c)
     if p.max() <= 0:
         raise NeverReachedError("no fitted setting makes progress per sample; run smaller learning rates and fit again")
     vertex = solve(batch, c, p, r, budget, safety)
     constant = best_constant(progress, failure, batch, c, budget, safety)
-    low, high = _gain_interval(clocks, vertex, constant, budget, safety, level)
+    low, high = _gain_interval(clocks, vertex, constant, safety, level)
     two_stages = len(vertex.batch) == 2 and low > 0
-    chosen = vertex if two_stages else constant
+    stages = _stages(vertex if two_stages else constant, shared)
+    gain, damage = _predicted(stages, progress, failure, shared["lr_warmup_samples"])
     by = f"{vertex.gain / constant.gain - 1:+.1%}, {level:.0%} interval [{low:+.1%}, {high:+.1%}]"
     reason = f"two stages: gain over the best constant setting {by}" if two_stages else f"one constant setting: gain of the best two-stage plan over it {by}"
     provenance = {
@@ -189,20 +204,30 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
         "reason": reason,
         "metric": clocks.metric,
         # A local rate times samples: how far the run would go if every sample kept the pace measured up to the target
-        "predicted_gain_in_targets": chosen.gain / clocks.gain,
-        "predicted_damage": chosen.damage,
+        "predicted_gain_in_targets": gain / clocks.gain,
+        "predicted_damage": damage,
         "constant": {"batch": float(constant.batch[0]), "drift_rate": float(constant.drift_rate[0])},
-        "warnings": clocks.warnings,
+        "notes": [*clocks.warnings, *_beyond(stages, failure)],
         "samples": samples,
         "safety": safety,
         "clocks": {name: {k: v for k, v in vars(clock).items() if isinstance(v, float)} for name, clock in (("progress", progress), ("failure", failure))},
         "testbed": shared["testbed"],
         "run_ids": sorted(clocks.cells["run_id"]),
     }
-    return _schedule(chosen, shared, provenance)
+    return Schedule(stages, lr_warmup_samples=shared["lr_warmup_samples"], provenance=provenance)
 
 
-def _gain_interval(clocks: FittedClocks, vertex: Plan, constant: Plan, budget: float, safety: float, level: float) -> tuple[float, float]:
+def _beyond(stages: tuple[Stage, ...], failure: FailureClock) -> list[str]:
+    """Stages whose samples to failure lie beyond anything that was run: known only to be at least that."""
+    lives = [float(failure.samples_to_failure(s.setting.batch, s.setting.drift_rate, extrapolate=True)) for s in stages]
+    return [
+        f"stage {k}: samples to failure {life:.3g} are extrapolated; no run was longer than {failure.longest:.3g}"
+        for k, life in enumerate(lives)
+        if life > failure.longest
+    ]
+
+
+def _gain_interval(clocks: FittedClocks, vertex: Plan, constant: Plan, safety: float, level: float) -> tuple[float, float]:
     """Interval of the vertex's gain relative to the constant, over bootstrap draws of both clocks.
 
     Both are held fixed and each is cut off where its own damage reaches the budget under the draw.
@@ -230,13 +255,36 @@ def _realised(spend: Plan, progress: ProgressClock, failure: FailureClock, safet
     return gain
 
 
-def _schedule(chosen: Plan, shared: dict[str, Any], provenance: dict[str, Any]) -> Schedule:
-    """Stages of whole rollouts and whole groups, the warm-up's other half added to the first."""
-    warmup, stages = shared["lr_warmup_samples"], []
+def _stages(chosen: Plan, shared: dict[str, Any]) -> tuple[Stage, ...]:
+    """Stages of whole groups and whole rollouts, rounded down so that neither budget is overspent.
+
+    Raises
+    ------
+    SettingError
+        If the budget does not hold one rollout.
+    """
     step = _batch_step(shared["group"], shared["updates_per_rollout"])
-    for number, (batch, c, samples) in enumerate(zip(chosen.batch, chosen.drift_rate, chosen.samples, strict=True)):
-        fixed = {name: shared[name] for name in ("group", "updates_per_rollout", "clip")}
+    fixed = {name: shared[name] for name in ("group", "updates_per_rollout", "clip")}
+    borders = samples_of_full_rate(np.cumsum(chosen.samples), shared["lr_warmup_samples"])
+    stages, start = [], 0
+    for batch, c, border in zip(chosen.batch, chosen.drift_rate, borders, strict=True):
         setting = Setting(batch=max(1, round(batch / step)) * step, lr=1.0, **fixed).at_drift_rate(float(c))
-        wanted = samples + (warmup / 2 if number == 0 else 0)
-        stages.append(Stage(setting, max(1, round(wanted / setting.rollout)) * setting.rollout))
-    return Schedule(tuple(stages), lr_warmup_samples=warmup, provenance=provenance)
+        length = int((border + 1e-6 - start) // setting.rollout) * setting.rollout
+        if length:
+            stages.append(Stage(setting, length))
+        start += length
+    if not stages:
+        raise SettingError(f"the budget ends after {borders[-1]:.0f} samples, before one rollout of {setting.rollout} completions; give more samples")
+    return tuple(stages)
+
+
+def _predicted(stages: tuple[Stage, ...], progress: ProgressClock, failure: FailureClock, warmup: float) -> tuple[float, float]:
+    """(gain, damage) of the stages as they will run."""
+    ends = full_rate_samples(np.cumsum([0, *(s.samples for s in stages)]), warmup)
+    gain = damage = 0.0
+    for stage, length in zip(stages, np.diff(ends), strict=True):
+        batch, c = stage.setting.batch, stage.setting.drift_rate
+        # The batch was rounded to whole groups, which may leave the fitted range by less than one group
+        gain += length * float(progress.per_sample(batch, c, extrapolate=True))
+        damage += length * float(failure.hazard(batch, c, extrapolate=True))
+    return float(gain), float(damage)

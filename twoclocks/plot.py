@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from twoclocks.fitting import Clocks
+from twoclocks.planner import common_range
 from twoclocks.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def clock_grid(clocks: Clocks) -> pd.DataFrame:
         If the runs do not determine one of the clocks.
     """
     progress, failure = clocks.require("progress"), clocks.require("failure")
-    low, high = max(progress.batch_range[0], failure.batch_range[0]), min(progress.batch_range[1], failure.batch_range[1])
-    c_low, c_high = max(progress.drift_range[0], failure.drift_range[0]), min(progress.drift_range[1], failure.drift_range[1])
-    batch, c = (g.ravel() for g in np.meshgrid(np.geomspace(low, high, GRID), np.geomspace(c_low, c_high, GRID)))
+    batch, c = (g.ravel() for g in np.meshgrid(*(np.geomspace(*ends, GRID) for ends in common_range(progress, failure))))
     return pd.DataFrame(
         {
             "batch": batch,

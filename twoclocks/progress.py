@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twoclocks.errors import NeverReachedError
-from twoclocks.failure import check_range
+from twoclocks.errors import NeverReachedError, check_range
 
 
 def per_update(batch: Any, lr: Any, sqrt_batch: Any, *, a: Any, h0: Any, h1: Any) -> Any:
@@ -137,7 +136,7 @@ class ProgressClock:
         if batch <= 0:
             raise NeverReachedError(f"at drift rate {drift_rate:.3g} every batch loses more than {loss_fraction:.0%} of the drift: lower the learning rate")
         if not extrapolate:
-            check_range("critical batch", batch, (0.0, self.batch_range[1]))
+            check_range("critical batch", batch, self.batch_range)
         return batch
 
     def best_drift_rate(self, batch: float, *, extrapolate: bool = False) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from twoclocks.errors import RecordsError
 
 SCHEMA_VERSION = 1
 STATUSES = ("finished", "killed", "failed")
 MAX_BYTES = 64 * 2**20  # a records file is untrusted input; ours stay well under 1 MiB
+MAX_ROWS = 2_000_000
 MAX_CURVE_ROWS = 200
+NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"  # names are data; this keeps them from being paths
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,12 @@ class Column:
     kind: str
     unit: str
     required: bool = False
-    window: str = "mean"  # mean | last, over the updates that one thinned row stands for
+    window: str = "mean"  # of the updates one thinned row stands for: mean, mean over its rollouts, or last
 
 
 RUN_COLUMNS = (
     Column("schema_version", "int", "integer; this file is version 1", True),
-    Column("run_id", "str", "unique name of the run, [A-Za-z0-9._-]{1,80}", True),
+    Column("run_id", "str", "unique name of the run: at most 80 of [A-Za-z0-9._-], no leading dot", True),
     Column("sweep", "str", "name of the sweep or run file", True),
     Column("testbed", "str", "model and task, as the claims table names them", True),
     Column("model", "str", "name of the start checkpoint", True),
@@ -76,7 +80,7 @@ CURVE_COLUMNS = (
     Column("rollout", "int", "rollouts done", True, "last"),
     Column("batch", "int", "completions in this update", True, "last"),
     Column("lr", "float", "learning rate of this update", False, "last"),
-    Column("reward", "float", "mean training reward of the rollouts in the window"),
+    Column("reward", "float", "mean training reward of the rollouts in the window", window="rollout"),
     Column("heldout_acc", "float", "held-out greedy accuracy at `samples`, fraction", False, "last"),
     Column("drift_abs", "float", "mean |log ratio| to the rollout policy on the update's tokens before its step, nats"),
     Column("drift_k3", "float", "mean k3 estimate of KL(rollout policy || policy) on the same tokens, nats"),
@@ -86,11 +90,11 @@ CURVE_COLUMNS = (
     Column("grad_norm", "float", "l2 norm before gradient clipping"),
     Column("grad_clipped", "float", "share of updates whose gradient norm was above max_grad_norm"),
     Column("update_norm", "float", "l2 norm of the parameter change of one update"),
-    Column("length", "float", "mean completion length, tokens"),
-    Column("zero_std_frac", "float", "fraction of groups whose rewards are all equal"),
+    Column("length", "float", "mean completion length, tokens", window="rollout"),
+    Column("zero_std_frac", "float", "fraction of groups whose rewards are all equal", window="rollout"),
     Column("probe_k3", "float", "k3 KL on fixed held-out completions, rollout policy to the policy after the update, nats"),
     Column("probe_gain", "float", "dot product of the update with a second-batch gradient of expected reward, reward per update"),
-    Column("seconds", "float", "wall clock since training began, evaluations and probes left out, s", False, "last"),
+    Column("seconds", "float", "wall clock since training began, evaluations and probes left out (the pilot sweeps count probes), s", False, "last"),
 )
 
 TABLES = {"runs": RUN_COLUMNS, "curves": CURVE_COLUMNS}
@@ -113,42 +117,55 @@ class Runs:
     curves: pd.DataFrame
 
     def select(self, **equal: Any) -> Runs:
-        """Rows whose columns equal the given values; a list means any of them, None means null."""
-        keep = pd.Series(True, index=self.runs.index)
-        for name, value in equal.items():
-            column, wanted = self.runs[name], value if isinstance(value, list | tuple | set) else [value]
-            if value is None:
-                keep &= column.isna()
-            elif pd.api.types.is_float_dtype(column):  # 0.2 was stored as float32
-                keep &= np.isclose(column.to_numpy(float)[:, None], np.array(list(wanted), float), rtol=1e-6, atol=0).any(axis=1)
-            else:
-                keep &= column.isin(list(wanted)).fillna(False).astype(bool)
-        runs = self.runs[keep].reset_index(drop=True)
-        return Runs(runs, self.curves[self.curves["run_id"].isin(runs["run_id"])].reset_index(drop=True))
-
-    def curve(self, run_id: str, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(samples, values, weights) of one column of one run, nulls left out, float64.
-
-        A point-in-time column (`heldout_acc`) sits at its row's samples with weight 1. A windowed column is the mean
-        over updates that ended in (before, samples]; the policy it describes is one update younger, so it sits at
-        (before + samples - batch)/2, with the completions behind it as weight.
+        """Rows whose columns equal the given values; a list means any of them, None means null.
 
         Raises
         ------
         RecordsError
             If there is no such column.
         """
-        rules = {c.name: c.window for c in CURVE_COLUMNS}
+        keep = pd.Series(True, index=self.runs.index)
+        for name, value in equal.items():
+            if name not in self.runs.columns:
+                raise RecordsError(f"select: no column {name!r}; the run table has {', '.join(self.runs.columns)}")
+            column, listed = self.runs[name], list(value) if isinstance(value, list | tuple | set) else [value]
+            wanted, null = [v for v in listed if v is not None], column.isna() & (None in listed)
+            if not wanted:
+                keep &= null
+            elif pd.api.types.is_float_dtype(column):  # 0.2 was stored as float32
+                keep &= null | np.isclose(column.to_numpy(float)[:, None], np.array(wanted, float), rtol=1e-6, atol=0).any(axis=1)
+            else:
+                keep &= null | column.isin(wanted).fillna(False).astype(bool)
+        runs = self.runs[keep].reset_index(drop=True)
+        return Runs(runs, self.curves[self.curves["run_id"].isin(runs["run_id"])].reset_index(drop=True))
+
+    def curve(self, run_id: str, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(samples, values, weights) of one column of one run, nulls left out, float64.
+
+        A point-in-time column (`heldout_acc`) sits at its row's samples with weight 1. A windowed column describes the
+        policies that its updates, or its rollouts, began from: it sits at their mean sample count, with the completions
+        behind it as weight.
+
+        Raises
+        ------
+        RecordsError
+            If it is not a measured column.
+        """
+        rules = {c.name: c.window for c in CURVE_COLUMNS if c.kind == "float"}
         if column not in rules:
-            raise RecordsError(f"metric {column!r}: not a curve column; choose one of {', '.join(rules)}")
+            raise RecordsError(f"metric {column!r}: not a measured curve column; choose one of {', '.join(rules)}")
         rows = self.curves[self.curves["run_id"] == run_id].sort_values("samples")
-        samples, values = rows["samples"].to_numpy(float), rows[column].to_numpy(float)
-        before = np.concatenate([[0.0], samples[:-1]])
+        values = rows[column].to_numpy(float)
         seen = ~np.isnan(values)
         if rules[column] == "last":
-            return samples[seen], values[seen], np.ones(seen.sum())
-        middle = np.maximum(0.0, (before + samples - rows["batch"].to_numpy(float)) / 2)
-        return middle[seen], values[seen], np.maximum(samples - before, rows["batch"].to_numpy(float))[seen]
+            return rows["samples"].to_numpy(float)[seen], values[seen], np.ones(seen.sum())
+        # Units are numbered 1, 2, ...; unit k begins when (k - 1) * size completions are done
+        counter = rows["rollout" if rules[column] == "rollout" else "update"].to_numpy(float)
+        done = rows["samples_generated" if rules[column] == "rollout" else "samples"].to_numpy(float)
+        size = done / np.maximum(counter, 1)
+        before = np.concatenate([[0.0], counter[:-1]])
+        middle = np.maximum(0.0, (before + counter - 1) / 2) * size
+        return middle[seen], values[seen], (np.maximum(counter - before, 1) * size)[seen]
 
 
 def validate(table: pd.DataFrame, which: str, where: str) -> pd.DataFrame:
@@ -171,22 +188,27 @@ def validate(table: pd.DataFrame, which: str, where: str) -> pd.DataFrame:
                 "(units differ between versions): convert the file with the release that wrote it"
             )
     for column in columns:
-        values = table[column.name]
-        bad = values.isna()
-        if column.kind == "float":
-            number = pd.to_numeric(values, errors="coerce")
-            bad = number.isna() | np.isinf(number.to_numpy(float, na_value=0.0))
-            text = number.isna() & values.notna()
-            if text.any():
-                raise RecordsError(f"{where}: row {_first(text)}, column {column.name}: {values[text].iloc[0]!r} is not a number ({column.unit})")
-        if column.required and bad.any():
-            raise RecordsError(
-                f"{where}: row {_first(bad)}, column {column.name}: null or NaN in a required column ({column.unit}); "
-                "fill in the measured value or drop the run"
-            )
+        _check_column(table[column.name], column, where)
+    checked = pd.DataFrame({c.name: _cast(table[c.name], c, where) for c in columns})
     if which == "runs":
-        _check_runs(table, where)
-    return pd.DataFrame({c.name: _cast(table[c.name], c, where) for c in columns})
+        _check_runs(checked, where)
+    return checked
+
+
+def _check_column(values: pd.Series, column: Column, where: str) -> None:
+    bad = values.isna()
+    if column.kind == "float":
+        number = pd.to_numeric(values, errors="coerce")
+        text, infinite = number.isna() & values.notna(), np.isinf(number.to_numpy(float, na_value=0.0))
+        if text.any():
+            raise RecordsError(f"{where}: row {_first(text)}, column {column.name}: {values[text].iloc[0]!r} is not a number ({column.unit})")
+        if infinite.any():
+            raise RecordsError(f"{where}: row {int(np.flatnonzero(infinite)[0])}, column {column.name}: infinite; an unmeasured value is null")
+        bad = number.isna()
+    if column.required and bad.any():
+        raise RecordsError(
+            f"{where}: row {_first(bad)}, column {column.name}: null or NaN in a required column ({column.unit}); fill in the measured value or drop the run"
+        )
 
 
 def _first(mask: pd.Series) -> int:
@@ -206,9 +228,10 @@ def _cast(values: pd.Series, column: Column, where: str) -> pd.Series:
 
 
 def _check_runs(table: pd.DataFrame, where: str) -> None:
-    shape = table["run_id"].astype(str).str.fullmatch(r"[A-Za-z0-9._-]{1,80}")
-    if not shape.all():
-        raise RecordsError(f"{where}: row {_first(~shape)}: run_id {table['run_id'][~shape].iloc[0]!r} must match [A-Za-z0-9._-]{{1,80}}")
+    for name in ("run_id", "sweep"):
+        shape = table[name].astype(str).str.fullmatch(NAME)
+        if not shape.all():
+            raise RecordsError(f"{where}: row {_first(~shape)}: {name} {table[name][~shape].iloc[0]!r} must match {NAME}")
     twice = table["run_id"].duplicated()
     if twice.any():
         raise RecordsError(f"{where}: row {_first(twice)}: run_id {table['run_id'][twice].iloc[0]} appears twice; run ids are unique")
@@ -233,9 +256,12 @@ def read_table(path: Path, which: str) -> pd.DataFrame:
     if path.stat().st_size > MAX_BYTES:
         raise RecordsError(f"{path}: larger than {MAX_BYTES} bytes; thin the curves with twoclocks.records.thin")
     try:
-        table = pd.read_parquet(path)
+        rows = pq.ParquetFile(path).metadata.num_rows
+        table = pd.read_parquet(path) if rows <= MAX_ROWS else None
     except Exception as error:  # pyarrow raises several unrelated types for damaged files
         raise RecordsError(f"{path}: not a readable parquet file ({type(error).__name__}); it may be truncated: fetch or write it again") from error
+    if table is None:
+        raise RecordsError(f"{path}: {rows} rows, more than {MAX_ROWS}; thin the curves with twoclocks.records.thin")
     return validate(table, which, str(path))
 
 
@@ -278,6 +304,8 @@ def write(records: Runs, folder: str | os.PathLike[str], sweep: str) -> None:
         If the sweep's curves file exists already or a run id is taken: records are evidence and never rewritten.
     """
     root = Path(folder)
+    if not re.fullmatch(NAME, sweep):
+        raise RecordsError(f"sweep {sweep!r} must match {NAME}")
     curves = root / "curves" / f"{sweep}.parquet"
     if curves.exists():
         raise RecordsError(f"{curves}: exists; a sweep's curves are never rewritten: collect under another sweep name")
@@ -304,8 +332,10 @@ def read_curve(path: Path) -> pd.DataFrame:
     Raises
     ------
     RecordsError
-        If a line other than the last is not JSON.
+        If the file is too large, or a line other than the last is not JSON.
     """
+    if path.stat().st_size > MAX_BYTES:
+        raise RecordsError(f"{path}: larger than {MAX_BYTES} bytes; log fewer updates a row")
     lines = path.read_text().splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -341,7 +371,7 @@ def thin(curve: pd.DataFrame, rows: int = MAX_CURVE_ROWS) -> pd.DataFrame:
     window = np.searchsorted(np.sort(list(ends | set(spaced) | {count - 1})), np.arange(count))
     how = {c.name: c.window for c in CURVE_COLUMNS}
     groups = curve.groupby(window)
-    return pd.DataFrame({name: groups[name].mean() if rule == "mean" else groups[name].nth(-1).to_numpy() for name, rule in how.items()})
+    return pd.DataFrame({name: groups[name].nth(-1).to_numpy() if rule == "last" else groups[name].mean() for name, rule in how.items()})
 
 
 def schema_markdown() -> str:

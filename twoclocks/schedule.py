@@ -8,10 +8,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from twoclocks.errors import ScheduleError, SettingError
 from twoclocks.setting import Setting
 
 SCHEMA_VERSION = 1
+
+
+def full_rate_samples(samples: ArrayLike, warmup: float) -> np.ndarray:
+    """Completions at full learning rate that drift as far as `samples` completions with a linear lr warm-up of W.
+
+    n - W/2 past the warm-up, n^2/(2W) within it: first-order drift is proportional to the lr.
+    """
+    n = np.asarray(samples, float)
+    return n if warmup == 0 else np.where(n >= warmup, n - warmup / 2, n**2 / (2 * warmup))
+
+
+def samples_of_full_rate(full_rate: ArrayLike, warmup: float) -> np.ndarray:
+    """Inverse of `full_rate_samples`."""
+    m = np.asarray(full_rate, float)
+    return m if warmup == 0 else np.where(m >= warmup / 2, m + warmup / 2, np.sqrt(2 * warmup * m))
 
 
 @dataclass(frozen=True)
@@ -133,7 +151,7 @@ class Schedule:
         """
         try:
             data = json.loads(Path(path).read_text())
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: not JSON, or not text
             raise ScheduleError(f"{path}: not a readable schedule ({error})") from error
         return cls.from_json(data, str(path))
 

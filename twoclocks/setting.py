@@ -67,7 +67,8 @@ class Setting:
                 f"batch={self.batch} x updates_per_rollout={self.updates_per_rollout} is a rollout of {self.rollout} "
                 f"completions, not divisible by group={self.group}; the nearest legal rollouts are {near}"
             )
-        if self.clip is not None and not (len(self.clip) == 2 and 0 < self.clip[0] <= 1 and self.clip[1] > 0):
+        pair = isinstance(self.clip, tuple) and len(self.clip) == 2
+        if self.clip is not None and not (pair and 0 < self.clip[0] <= 1 and self.clip[1] > 0):
             raise SettingError(f"clip={self.clip!r}: must be (low, high) with 0 < low <= 1 and high > 0, or None")
 
     @property

@@ -65,6 +65,13 @@ def show(clocks: Clocks) -> None:
         console.print(f"warning: {warning}", markup=False, highlight=False)
 
 
+def explain(schedule: Schedule) -> None:
+    """Print a schedule, the reason for it, and what to be careful about."""
+    for line in (str(schedule), schedule.provenance.get("reason"), *schedule.provenance.get("notes", [])):
+        if line:
+            console.print(str(line), markup=False, highlight=False)
+
+
 @app.command()
 def check(records: Records) -> None:
     """Validate a records folder and say what it holds."""
@@ -93,14 +100,17 @@ def plan_command(
     safety: Annotated[float, typer.Option(help="share of the failure clock to use, at most 1")] = 0.8,
     out: Annotated[Path | None, typer.Option(help="write the schedule here; an existing file is not overwritten")] = None,
     n_boot: Draws = 200,
+    accept_misfit: Annotated[bool, typer.Option("--accept-misfit", help="plan even where the runs contradict a clock's law")] = False,
 ) -> None:
     """Fit the clocks and turn them into a schedule, with the reason for it."""
     if out is not None and out.exists():
         raise ScheduleError(f"{out}: exists and is left as it is; choose another --out")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ScheduleError(f"{out}: no such folder; create it first")
     clocks = fit(select(read(records), where), metric=metric, target=target, n_boot=n_boot)
     show(clocks)
-    schedule = plan(clocks, samples=samples, safety=safety)
-    console.print(f"{schedule}\n{schedule.provenance['reason']}", markup=False, highlight=False)
+    schedule = plan(clocks, samples=samples, safety=safety, accept_misfit=accept_misfit)
+    explain(schedule)
     if out is not None:
         schedule.save(out)
         console.print(f"wrote {out}", markup=False, highlight=False)
@@ -109,10 +119,7 @@ def plan_command(
 @app.command(name="show")
 def show_command(schedule: Annotated[Path, typer.Argument(help="schedule JSON")]) -> None:
     """Print a schedule in words."""
-    loaded = Schedule.load(schedule)
-    console.print(str(loaded), markup=False, highlight=False)
-    if "reason" in loaded.provenance:
-        console.print(str(loaded.provenance["reason"]), markup=False, highlight=False)
+    explain(Schedule.load(schedule))
 
 
 @app.command()

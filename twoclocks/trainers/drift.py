@@ -44,27 +44,23 @@ class MeteredGRPOTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._scored: tuple[Any, ...] | None = None
+        self._logps: torch.Tensor
         self.update_meter = UpdateMeter(self)
         self.add_callback(self.update_meter)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        if self._scored is not None:
-            scored, self._scored = self._scored, None
-            return scored
-        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._logps = scored[0]
+        return scored
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss = super()._compute_loss(model, inputs)
         old = inputs.get("old_per_token_logps")
         if old is not None and self.model.training:
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-            self._scored = super()._get_per_token_logps_and_entropies(
-                model, ids, attention, inputs["completion_ids"].size(1), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
-            )
-            for name, value in log_ratio_drift(self._scored[0].detach() - old, inputs["completion_mask"]).items():
+            mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # tool output is not the policy's
+            for name, value in log_ratio_drift(self._logps.detach() - old, mask).items():
                 self._metrics["train"][name].append(value)
-        return super()._compute_loss(model, inputs)
+        return loss
 
 
 class UpdateMeter(TrainerCallback):
