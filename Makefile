@@ -33,10 +33,10 @@ endif
 	touch $(STAMP)
 
 test: $(STAMP) ## the fast tests
-	$(PY) -m pytest -q
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist loadfile
 
 test-all: $(STAMP) ## the slow tests too
-	$(PY) -m pytest -q -m "not gpu"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist loadfile -m "not gpu"
 
 lint: $(STAMP) ## ruff, import-linter, mypy
 	$(VENV)/bin/ruff check .

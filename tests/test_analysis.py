@@ -18,7 +18,7 @@ def merged(*parts):
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr(claims, "N_BOOT", 40)
+    monkeypatch.setattr(claims, "N_BOOT", 20)
 
 
 # -- statistics ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def world():
     return mu, sigma, hessian, clock
 
 
-def simulated(world, batch, c, updates=200_000, rng=1):
+def simulated(world, batch, c, updates=100_000, rng=1):
     """Monte-Carlo gain per sample of sign updates, in units of the drift c a."""
     mu, sigma, hessian, clock = world
     generator, eta, total = np.random.default_rng(rng), c * math.sqrt(batch), 0.0
