@@ -23,7 +23,7 @@ help: ## list the targets
 setup: $(STAMP) ## create .venv and install the package with everything that reproduce, test and lint need
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(PY) || $(if $(UV),uv venv -q --seed,$(PYTHON) -m venv) $(VENV)
+	test -x $(PY) || $(if $(UV),uv venv -q --seed --python $(PYTHON),$(PYTHON) -m venv) $(VENV)
 ifdef UV
 	uv pip install -q --python $(PY) --torch-backend cpu -c constraints.txt -e '.[dev]'
 else

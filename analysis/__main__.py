@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis import claims, emit, figures, fits, load, verify
-from twoclocks import records
+from twoclocks import records, schema
 from twoclocks.errors import TwoclocksError
 
 BUILD = Path("build")
@@ -95,9 +95,9 @@ def build(console: Console, *, with_live: bool) -> list[Table]:
     with console.status("judging claims"):
         preregistered, exploratory = claims.judge(runs, fits.TESTBED), claims.beside(runs, fits.TESTBED)
         claims.write(preregistered, exploratory, BUILD / "analysis")
-    schema = BUILD / "experiments/results/SCHEMA.md"
-    schema.parent.mkdir(parents=True)
-    schema.write_text(records.schema_markdown())
+    document = BUILD / "experiments/results/SCHEMA.md"
+    document.parent.mkdir(parents=True)
+    document.write_text(schema.schema_markdown())
     return [claims_table("claims, preregistered tests", preregistered), claims_table("beside them: on training reward (exploratory)", exploratory)]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import typer
 
-from twoclocks import records
+from twoclocks import records, schema
 from twoclocks.errors import RecordsError, TwoclocksError
 from twoclocks.failure import detect_collapses
 
@@ -44,7 +44,7 @@ def from_folders(root: Path) -> records.Runs:
     collapses, _ = detect_collapses(evaluations) if evaluations else ({}, 0.0)
     for row in rows:
         row["collapsed"] = collapses[row["run_id"]].confirmed if row["run_id"] in collapses else None
-    table = pd.DataFrame(rows, columns=[c.name for c in records.RUN_COLUMNS])
+    table = pd.DataFrame(rows, columns=[c.name for c in schema.RUN_COLUMNS])
     return records.Runs(table, pd.concat([records.thin(curve) for curve in curves.values()], ignore_index=True))
 
 
@@ -60,7 +60,7 @@ def main(source: Path, to: Path = Path("experiments/results")) -> None:
     except TwoclocksError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    (to / "SCHEMA.md").write_text(records.schema_markdown())
+    (to / "SCHEMA.md").write_text(schema.schema_markdown())
     print(f"{len(found.runs)} runs, {len(found.curves)} curve rows -> {to}")
 
 

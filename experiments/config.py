@@ -95,9 +95,9 @@ class RunConfig:
         try:
             nested = {name: part(**data[name]) for name, part in parts.items()}
             config = cls(**{**data, **nested})
-        except (TypeError, KeyError) as error:
-            raise SettingError(f"run configuration: {error}; see experiments/conf/train.yaml for the keys") from error
-        config.check()
+            config.check()
+        except (TypeError, KeyError, IndexError, ZeroDivisionError) as error:
+            raise SettingError(f"run configuration: {error}; see experiments/conf/train.yaml for the keys and their kinds") from error
         return config
 
     def check(self) -> None:
@@ -110,6 +110,9 @@ class RunConfig:
             )
         if self.samples % setting.rollout:
             raise SettingError(f"samples={self.samples} is not a whole number of rollouts of {setting.rollout} completions")
+        if self.evaluation.first < 1 or self.evaluation.ratio < 1:
+            raise SettingError(f"evaluation.first={self.evaluation.first}, ratio={self.evaluation.ratio}: must be at least 1")
+        self.evaluations()
         setting.to_trl(per_device=self.micro_batch)
 
     @property

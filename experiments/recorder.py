@@ -20,7 +20,7 @@ import torch
 from transformers import TrainerCallback
 
 from experiments.config import RunConfig
-from twoclocks import records
+from twoclocks import records, schema
 
 # TRL's and our meter's log keys -> columns of the curve table
 LOGGED = {
@@ -64,7 +64,7 @@ def run_row(config: RunConfig, run_id: str) -> dict[str, Any]:
     setting = config.schedule.stages[0].setting
     clip = setting.clip or (None, None)
     return {
-        "schema_version": records.SCHEMA_VERSION,
+        "schema_version": schema.SCHEMA_VERSION,
         "run_id": run_id,
         "sweep": config.sweep,
         "testbed": config.testbed,
@@ -182,7 +182,7 @@ class Recorder(TrainerCallback):
             "batch": setting.batch,
             "seconds": self.spent,
         }
-        row = {c.name: None for c in records.CURVE_COLUMNS} | counters
+        row = {c.name: None for c in schema.CURVE_COLUMNS} | counters
         row |= {name: float(v) for name, v in values.items() if math.isfinite(float(v))}
         self._pending.append(row)
         if border:

@@ -121,7 +121,7 @@ def mark_unfinished(root: Path) -> None:
 
 def positive(name: str, value: str) -> int:
     """A whole number of at least 1 from the command line."""
-    if not value.isdigit() or int(value) < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise SettingError(f"{name}={value}: must be a whole number of at least 1")
     return int(value)
 
@@ -138,12 +138,12 @@ def main(arguments: list[str]) -> int:
             raise SettingError("name a sweep: run=<file in experiments/conf/run>")
         jobs, limit = positive("jobs", own.get("jobs", "1")), positive("limit_s", own.get("limit_s", str(int(threading.TIMEOUT_MAX))))
         runs = compose_runs(own["run"], extra)
+        done = finished(runs[0][2])
     except (TwoclocksError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     root = runs[0][2]
     root.mkdir(parents=True, exist_ok=True)
-    done = finished(root)
     left = [(overrides, config) for overrides, config, _ in runs if config.key() not in done]
     # Seed by seed, so that a sweep cut short is still balanced; then longest first: updates, not samples, take the time.
     left.sort(key=lambda run: (run[1].seed, -run[1].samples / run[1].setting.batch))
@@ -152,7 +152,7 @@ def main(arguments: list[str]) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ThreadPoolExecutor(jobs) as pool, Progress(*columns) as progress:
         bar = progress.add_task(own["run"], total=len(left))
-        timer = threading.Timer(limit, children.stop)
+        timer = threading.Timer(min(limit, threading.TIMEOUT_MAX), children.stop)
         timer.daemon = True
         timer.start()
         logs = {pool.submit(children.run, overrides, root / f"{config.key()}.log"): config for overrides, config in left}

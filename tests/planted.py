@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pandas as pd
 
-from twoclocks.records import CURVE_COLUMNS, RUN_COLUMNS
+from twoclocks.schema import CURVE_COLUMNS, RUN_COLUMNS
 
 
 def run_row(**changes: object) -> dict[str, object]:

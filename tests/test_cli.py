@@ -63,7 +63,7 @@ def damaged(tmp_path, change):
     ("change", "says"),
     [
         (lambda t: t.drop(columns="batch"), "missing column(s) batch"),
-        (lambda t: t.assign(schema_version=2), "schema_version [2]"),
+        (lambda t: t.assign(schema_version=2), "schema_version 2;"),
         (lambda t: t.assign(drift_rate=float("nan")), "row 0, column drift_rate: null or NaN"),
     ],
 )

@@ -134,6 +134,8 @@ def test_refusals():
         tc.plan(clocks(LOCAL, None), samples=100_000)
     with pytest.raises(SettingError, match=r"safety=1\.5"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=100_000, safety=1.5)
+    with pytest.raises(SettingError, match="samples=-100000"):
+        tc.plan(clocks(LOCAL, UNCLIPPED), samples=-100_000)
     with pytest.raises(SettingError, match="before one rollout of 256 completions"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=200)
     with pytest.raises(NeverReachedError, match="no fitted setting makes progress"):

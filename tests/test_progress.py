@@ -12,7 +12,7 @@ CLOCK = ProgressClock(a=2.0, h0=3.0e5, h1=2.0e3)
 
 @pytest.fixture(scope="module")
 def world():
-    """The Monte-Carlo model of the science notes, 3.1: 60 coordinates, curvature concentrated along the signal."""
+    """A Monte-Carlo model of the local picture: 60 coordinates, curvature concentrated along the signal."""
     rng = np.random.default_rng(0)
     d = 60
     mu = np.abs(rng.standard_normal(d)) * 0.01 + 0.005

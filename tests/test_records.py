@@ -9,7 +9,8 @@ import pytest
 from tests.planted import curve_rows, run_row
 from twoclocks import records
 from twoclocks.errors import RecordsError
-from twoclocks.records import CURVE_COLUMNS, MAX_CURVE_ROWS, Runs
+from twoclocks.records import MAX_CURVE_ROWS, Runs
+from twoclocks.schema import CURVE_COLUMNS, schema_markdown
 
 ROOT = Path(__file__).parents[1]
 
@@ -142,6 +143,9 @@ def test_windowed_columns_sit_at_the_policy_they_describe():
     n, _, w = runs.curve("a", "drift_k3")
     assert n.tolist() == [0, 32, 32 * 5.5]  # updates 3..10 began at 2..9 times 32
     assert w.tolist() == [32, 32, 8 * 32]
+    switched = pd.concat([curve, pd.DataFrame([live_row(12, batch=2048, samples=320 + 2 * 2048, drift_k3=0.1)])], ignore_index=True)
+    n, _, w = Runs(runs.runs, switched).curve("a", "drift_k3")
+    assert (n[-1], w[-1]) == (320 + 1024, 4096)  # two updates of 2048, begun at 320 and 2368
     n, _, w = runs.curve("a", "reward")
     assert n.tolist() == [0, 192]  # rollouts 2 and 3 began at 128 and 256
     assert w.tolist() == [128, 256]
@@ -160,7 +164,7 @@ def test_committed_records_are_light_valid_and_documented():
     for column in ("config", "versions", "git_sha"):
         assert finished[column].str.len().min() >= 2
     assert read.curves.groupby("run_id").size().max() <= MAX_CURVE_ROWS
-    assert (results / "SCHEMA.md").read_text() == records.schema_markdown()
+    assert (results / "SCHEMA.md").read_text() == schema_markdown()
     listing = ["git", "ls-files", "-z", "experiments/results", "experiments/models"]
     tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert sum((ROOT / name).stat().st_size for name in tracked.split("\0") if name) < 16 * 2**20

@@ -15,7 +15,7 @@ class SettingError(TwoclocksError):
 
 
 class RecordsError(TwoclocksError):
-    """A records file or run folder that breaks the schema of `twoclocks.records`."""
+    """A records file or run folder that breaks the rules of `twoclocks.schema`."""
 
 
 class FitError(TwoclocksError):

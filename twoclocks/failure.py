@@ -21,6 +21,11 @@ from twoclocks.errors import RecordsError, check_range
 LAWS = {"drift": (0.0, -1.0), "diffusion": (0.0, -2.0), "constant step": (0.5, -1.0)}
 
 
+def laws_within(b_batch: tuple[float, float], b_drift: tuple[float, float]) -> list[str]:
+    """Names of the laws whose exponents lie in both intervals."""
+    return [name for name, (b, c) in LAWS.items() if b_batch[0] <= b <= b_batch[1] and b_drift[0] <= c <= b_drift[1]]
+
+
 def samples_to_failure(batch: Any, drift_rate: Any, *, samples: Any, batch0: Any, drift_rate0: Any, b_batch: Any, b_drift: Any) -> Any:
     """E*(B, c) = E0 (B/B0)^b_B (c/c0)^b_c, in training completions. Plain arithmetic: SymPy symbols pass through."""
     return samples * (batch / batch0) ** b_batch * (drift_rate / drift_rate0) ** b_drift
@@ -99,7 +104,7 @@ class Collapse:
         return self.kind != "right"
 
 
-# The rule's constants (science notes 4.3): all windows are fractions of the sample count they sit at, so that the
+# The rule's constants: all windows are fractions of the sample count they sit at, so that the
 # rule reads the same on a log grid of evaluations whatever the batch.
 MIN_MARGIN = 0.05  # 5 points of accuracy
 MARGIN_SDS = 4.0
@@ -174,7 +179,7 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, earl
     n, y = np.asarray(samples, float), np.asarray(values, float)
     if len(n) < 3 or np.any(np.diff(n) <= 0):
         raise RecordsError(f"collapse detection needs at least three evaluations at increasing samples, got {len(n)}")
-    early = _tenth(n) if early is None else early
+    early = early_limit([n]) if early is None else early
     s = smoothed(n, y)
     level = np.maximum.accumulate(s) - margin(noise_sd)
     for i in range(1, len(n)):
@@ -189,14 +194,20 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, earl
     return Collapse("right", n[-1], math.inf)
 
 
-def confirmable(samples: ArrayLike) -> np.ndarray:
-    """The evaluations (but the start) at which a collapse could be confirmed before the run ends."""
-    n = np.asarray(samples, float)[1:]
-    return n[n * (1 + CONFIRM) <= n[-1]]
+def timeable(samples: ArrayLike, early: float) -> np.ndarray:
+    """The looks that can time a collapse: the early limit, then evaluations late enough to count and early enough to be confirmed."""
+    n = np.asarray(samples, float)
+    return np.concatenate([[early], n[(n > early) & (n * (1 + CONFIRM) <= n[-1])]])
 
 
-def _tenth(samples: np.ndarray) -> float:
-    return float(samples[min(LEFT_EVALUATIONS, len(samples) - 1)])
+def early_limit(curves: Sequence[ArrayLike]) -> float:
+    """Completions up to which a collapse is too early to time: the tenth evaluation of the finest grid among the runs.
+
+    Runs with fewer evaluations do not set it; if there are no others, the latest end does.
+    """
+    grids = [np.asarray(samples, float) for samples in curves]
+    tenth = [float(n[LEFT_EVALUATIONS]) for n in grids if len(n) > LEFT_EVALUATIONS]
+    return min(tenth) if tenth else max(float(n[-1]) for n in grids)
 
 
 def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]]) -> tuple[dict[str, Collapse], float]:
@@ -208,7 +219,7 @@ def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]]) -> tuple[di
     noise_sd : float
         The pooled evaluation noise that the final pass used.
     """
-    early = min(_tenth(np.asarray(samples, float)) for samples, _ in curves.values())
+    early = early_limit([samples for samples, _ in curves.values()])
     noise = evaluation_noise(list(curves.values()))
     found = {run: detect_collapse(*curve, noise, early) for run, curve in curves.items()}
     stable = [curves[run] for run, collapse in found.items() if not collapse.confirmed]

@@ -12,10 +12,11 @@ from scipy.optimize import isotonic_regression
 
 from twoclocks import censored
 from twoclocks.errors import FitError, UnidentifiedError
-from twoclocks.failure import Collapse, FailureClock, confirmable, detect_collapses
+from twoclocks.failure import Collapse, FailureClock, detect_collapses, early_limit, laws_within, timeable
 from twoclocks.progress import ProgressClock
-from twoclocks.records import CURVE_COLUMNS, Runs
+from twoclocks.records import Runs
 from twoclocks.schedule import full_rate_samples
+from twoclocks.schema import CURVE_COLUMNS
 
 # A clock describes runs that differ in batch, learning rate and seed, and in nothing else
 SHARED = ("testbed", "model", "task", "group", "updates_per_rollout", "clip_low", "clip_high", "lr_warmup_samples", "max_grad_norm", "dtype")
@@ -135,6 +136,10 @@ class Clocks:
 
     def __str__(self) -> str:
         head = f"{self.metric} to {self.target:g} (a gain of {self.gain:.3g}); {len(self.cells)} runs; intervals {self.level:.0%}"
+        if self.failure is not None:
+            tail = (1 - self.level) / 2
+            exponents = [tuple(np.quantile(self.draws["failure"][name], [tail, 1 - tail])) for name in ("b_batch", "b_drift")]
+            head += f"\ncollapse laws within the intervals of both exponents: {', '.join(laws_within(*exponents)) or 'none'}"
         return "\n".join([head, self.summary().to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep=""), *self.warnings])
 
     @property
@@ -186,7 +191,7 @@ def fit(runs: Runs, *, metric: str = "heldout_acc", target: float, n_boot: int =
     if short:
         raise FitError(f"run {short[0]}: fewer than three values of {metric}; leave it out with Runs.select")
     gain = target - float(np.mean([y[0] for _, y, _ in curves.values()]))
-    if gain <= 0:
+    if not gain > 0:
         raise FitError(f"target={target}: not above the start of {metric} ({target - gain:.3g}); choose a higher one")
     collapses, noise_sd = detect_collapses({run: (n, y) for run, (n, y, _) in curves.items()})
     cells = _cells(table, curves, collapses, target, shared["lr_warmup_samples"])
@@ -310,8 +315,8 @@ def _fit_progress(cells: pd.DataFrame, gain: float, n_boot: int, rng: np.random.
 def _fit_failure(cells: pd.DataFrame, curves: dict[str, Any], warmup: float, n_boot: int, rng: np.random.Generator) -> _Part:
     why = _identified(cells, cells["collapse"] == "interval", "collapse at a resolved time")
     if why:
-        early = int((cells["collapse"] == "left").sum())
-        return _Part(why=why + (f" ({early} runs collapsed too early to time: lower their learning rate)" if early else ""))
+        lost = int((cells["collapse"] == "left").sum())
+        return _Part(why=why + (f" ({lost} collapsed too early to time: lower their learning rate)" if lost else ""))
     b0, c0 = (float(np.exp(np.log(cells[name]).mean())) for name in ("batch", "drift_rate"))
     log_b, log_c = np.log(cells["batch"].to_numpy(float) / b0), np.log(cells["drift_rate"].to_numpy(float) / c0)
     times = censored.Times(cells["collapse_lower"].to_numpy(), cells["collapse_upper"].to_numpy(), cells.groupby("batch").ngroup().to_numpy())
@@ -321,7 +326,8 @@ def _fit_failure(cells: pd.DataFrame, curves: dict[str, Any], warmup: float, n_b
 
     level = float(np.log(times.upper[np.isfinite(times.upper)]).mean())
     fitted = censored.fit(times, mean, [np.array([level, 0.0, b_c]) for b_c in (-1.0, -2.0)])
-    grids = [full_rate_samples(confirmable(curves[run][0]), warmup) for run in cells["run_id"]]
+    early = early_limit([n for n, _, _ in curves.values()])
+    grids = [full_rate_samples(timeable(curves[run][0], early), warmup) for run in cells["run_id"]]
     drawn = censored.bootstrap(times, mean, fitted, grids, n_boot, exact=False, rng=rng)
     clock = FailureClock(
         samples=float(np.exp(fitted.theta[0])),

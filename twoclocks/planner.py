@@ -6,7 +6,7 @@ Every candidate (B, c) has progress p_j and hazard r_j per sample. With x_j samp
 
 Two constraints, so a vertex holds at most two settings. With constant rates and an unclipped clock the frontier p(r) is
 concave and one constant setting is best; two neighbours on a grid are only an interpolated constant. So two stages are
-emitted only when they beat the best *continuous* constant by more than their interval. Source: science notes, theory/.
+emitted only when they beat the best *continuous* constant by more than their interval.
 """
 
 from __future__ import annotations
@@ -183,9 +183,11 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
     """
     if not 0 < safety <= 1:
         raise SettingError(f"safety={safety}: must be in (0, 1]; 1 spends the whole failure clock")
+    if samples < 1:
+        raise SettingError(f"samples={samples}: must be at least 1")
     progress, failure, shared = clocks.require("progress"), clocks.require("failure"), clocks.shared
     if clocks.warnings and not accept_misfit:
-        raise MisfitError(f"{'; '.join(clocks.warnings)}; or pass accept_misfit=True and treat the plan as a guess")
+        raise MisfitError(f"{'; '.join(clocks.warnings)}; or pass accept_misfit=True (--accept-misfit) and treat the plan as a guess")
     budget = float(full_rate_samples(samples, shared["lr_warmup_samples"]))
     batch, c = candidates(progress, failure, shared["group"], shared["updates_per_rollout"])
     p, r = progress.per_sample(batch, c), failure.hazard(batch, c)

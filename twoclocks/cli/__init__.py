@@ -14,8 +14,9 @@ from twoclocks import __version__
 from twoclocks.errors import RecordsError, ScheduleError, TwoclocksError
 from twoclocks.fitting import Clocks, fit
 from twoclocks.planner import plan
-from twoclocks.records import RUN_COLUMNS, Runs, read
+from twoclocks.records import Runs, read
 from twoclocks.schedule import Schedule
+from twoclocks.schema import RUN_COLUMNS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console()
@@ -67,7 +68,7 @@ def show(clocks: Clocks) -> None:
 
 def explain(schedule: Schedule) -> None:
     """Print a schedule, the reason for it, and what to be careful about."""
-    for line in (str(schedule), schedule.provenance.get("reason"), *schedule.provenance.get("notes", [])):
+    for line in (str(schedule), schedule.provenance.get("reason"), *(schedule.provenance.get("notes") or [])):
         if line:
             console.print(str(line), markup=False, highlight=False)
 
