@@ -77,6 +77,12 @@ def test_one_drift_rate_names_the_run_that_would_identify(planted):
     assert "a batch at least four times as large" in clocks.unidentified["progress"]
 
 
+def test_a_schedule_keeps_the_clip_the_runs_were_typed_with(planted):
+    runs = planted()
+    stored = runs.runs.assign(clip_low=np.float32(0.2), clip_high=np.float32(0.28))
+    assert tc.fit(Runs(stored, runs.curves), target=0.3, n_boot=2).shared["clip"] == (0.2, 0.28)
+
+
 def test_a_fit_repeats_bit_for_bit(planted):
     runs = planted(a=A, h1=H1, collapse=drift_law)
     first, second = (tc.fit(runs, target=0.3, n_boot=10) for _ in range(2))

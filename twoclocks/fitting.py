@@ -230,7 +230,7 @@ def _shared(table: pd.DataFrame) -> dict[str, Any]:
             shown = ", ".join("null" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for v in values)
             raise FitError(f"runs differ in {name} ({shown}); fit one at a time: Runs.select({name}=...), or --where {name}=...")
     first = table.iloc[0]
-    clip = None if pd.isna(first["clip_low"]) else (float(round(first["clip_low"], 6)), float(round(first["clip_high"], 6)))
+    clip = None if pd.isna(first["clip_low"]) else (round(float(first["clip_low"]), 6), round(float(first["clip_high"]), 6))
     whole = {name: int(first[name]) for name in ("group", "updates_per_rollout", "lr_warmup_samples")}
     return {**whole, "clip": clip, "testbed": str(first["testbed"])}
 
