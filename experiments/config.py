@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from experiments import tasks
 from twoclocks import schedule
 from twoclocks.errors import SettingError
 from twoclocks.schedule import Schedule
@@ -102,6 +103,7 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise SettingError where the run could not do what it says."""
+        tasks.load(self.task.name)
         setting, limit = self.schedule.stages[0].setting, self.task.train_problems
         if limit is not None and limit < setting.prompts:
             raise SettingError(

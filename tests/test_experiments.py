@@ -64,6 +64,7 @@ def test_lr_warm_up_and_horizon_are_the_same_in_samples_at_every_batch():
         (["task.train_problems=4"], "one rollout needs 16 prompts"),
         (["samples=500"], "not a whole number of rollouts"),
         (["micro_batch=24"], "per_device=24"),
+        (["task.name=poetry"], "choose one of arithmetic"),
         (["setting.clip=0.2"], "not subscriptable"),
         (["setting.lr_batch=0"], "division by zero"),
         (["setting.lr=fast"], "run configuration"),

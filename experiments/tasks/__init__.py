@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from twoclocks.errors import SettingError
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -23,14 +25,14 @@ def load(name: str) -> ModuleType:
 
     Raises
     ------
-    ValueError
+    SettingError
         If there is none; the message lists those there are.
     """
     from experiments.tasks import arithmetic
 
     tasks = {"arithmetic": arithmetic}
     if name not in tasks:
-        raise ValueError(f"task={name!r}: unknown; choose one of {', '.join(sorted(tasks))}")
+        raise SettingError(f"task={name!r}: unknown; choose one of {', '.join(sorted(tasks))}")
     return tasks[name]
 
 
