@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import sympy as sp
 
-from theory import critical_batch, local_model
+from theory import critical_batch, failure_laws, local_model
 from theory.result import ProofError, prove_equal
-from twoclocks import progress
+from twoclocks import failure, progress
 
 ROOT = Path(__file__).parents[1]
 DERIVED = ROOT / "theory/derived"
@@ -13,7 +13,7 @@ DERIVED = ROOT / "theory/derived"
 
 @pytest.fixture(scope="module")
 def results():
-    return [local_model.derive(), critical_batch.derive()]
+    return [local_model.derive(), critical_batch.derive(), failure_laws.derive()]
 
 
 def test_derived_files_are_what_the_derivations_give(results, tmp_path):
@@ -45,6 +45,49 @@ def test_a_wrong_shipped_function_does_not_pass(monkeypatch, function, wrong, mo
     monkeypatch.setattr(progress, function, wrong)
     with pytest.raises(ProofError, match=function):
         module.derive()
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    [("drift", (0.0, -2.0)), ("drift", (0.5, -1.0)), ("diffusion", (0.0, -1.0)), ("constant step", (-0.5, -1.0)), ("constant step", (0.0, -1.0))],
+)
+def test_a_wrong_exponent_does_not_pass(monkeypatch, law, wrong):
+    monkeypatch.setitem(failure.LAWS, law, wrong)
+    with pytest.raises(ProofError, match=law):
+        failure_laws.derive()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda b, c, *, samples, batch0, drift_rate0, b_batch, b_drift: samples * (b / batch0) ** b_batch * (c / drift_rate0),
+        lambda b, c, *, samples, batch0, drift_rate0, b_batch, b_drift: samples * (batch0 / b) ** b_batch * (c / drift_rate0) ** b_drift,
+        lambda b, c, *, samples, batch0, drift_rate0, b_batch, b_drift: 2 * samples * (b / batch0) ** b_batch * (c / drift_rate0) ** b_drift,
+    ],
+)
+def test_a_wrong_law_function_does_not_pass(monkeypatch, wrong):
+    monkeypatch.setattr(failure, "samples_to_failure", wrong)
+    with pytest.raises(ProofError, match="samples_to_failure"):
+        failure_laws.derive()
+
+
+def test_drifted_walks_hit_the_barrier_where_the_law_says():
+    """Simulated updates with mean m and variance w in 50 dimensions: median samples to |displacement| = D."""
+    import numpy as np
+
+    rng, dim, threshold = np.random.default_rng(0), 50, 1.0
+    barrier = failure_laws.derive().equations["barrier"][1]
+    names = {symbol.name: symbol for symbol in barrier.free_symbols}
+    for c, batch in ((2e-3, 16), (4e-3, 16), (2e-3, 64)):
+        eta, m, w = c * batch**0.5, 0.4, float(dim)
+        predicted = float(barrier.subs({names["c"]: c, names["m"]: m, names["w"]: w, names["D"]: threshold}))
+        steps = int(3 * predicted / batch)
+        drift = np.zeros(dim)
+        drift[0] = eta * batch**0.5 * m
+        walks = np.cumsum(drift + eta * rng.standard_normal((200, steps, dim)), axis=1)
+        hit = (np.linalg.norm(walks, axis=2) >= threshold).argmax(axis=1) * batch
+        # First passage comes a little before the mean square reaches the barrier
+        assert np.median(hit) == pytest.approx(predicted, rel=0.15), (c, batch)
 
 
 def test_limits_and_dimensions():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from theory import critical_batch, local_model
+from theory import critical_batch, failure_laws, local_model
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("theory/derived"))
     out = parser.parse_args().out
-    for module in (local_model, critical_batch):
+    for module in (local_model, critical_batch, failure_laws):
         result = module.derive()
         result.write(out)
         print(f"proved {result.name}: {result.statement}")
