@@ -137,7 +137,8 @@ def save(name: str, drawn: tuple[Any, pd.DataFrame], folder: Path) -> None:
     for suffix in ("svg", "png"):
         figure.savefig(folder / f"{name}.{suffix}", dpi=110, metadata={"Date": None} if suffix == "svg" else None)
     plt.close(figure)
-    table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    # %.5e, not %.6g: a float that prints like an integer would be compared as one
+    table.to_csv(folder / f"{name}.csv", index=False, float_format="%.5e")
 
 
 def draw_all(runs: Runs, clocks: dict[str, Clocks], emitted: dict[str, Schedule], folder: Path) -> None:
