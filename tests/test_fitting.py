@@ -49,6 +49,7 @@ def test_planted_clocks_come_back_under_unequal_noise(planted):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_intervals_cover_the_truth_under_unequal_noise(planted):
     worlds, cover = 40, {name: 0 for name in ("a", "h1", "b_batch", "b_drift")}
     for seed in range(worlds):
