@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from twoclocks import FailureClock, detect_collapse, detect_collapses
-from twoclocks.errors import ExtrapolationError, RecordsError
-from twoclocks.failure import LAWS, early_limit, evaluation_noise, laws_within, margin, timeable
+from twoclocks.errors import ExtrapolationError, FitError, RecordsError
+from twoclocks.failure import LAWS, early_limit, evaluation_noise, first_passage, laws_within, margin, peclet, timeable
 
 GRID = np.unique(np.concatenate([[0], np.geomspace(500, 100_000, 60)]).round())
 
@@ -33,6 +33,42 @@ def test_outside_the_fitted_range_is_refused():
         clock.hazard(1024, 1e-6)
     with pytest.raises(ExtrapolationError, match="drift_rate"):
         clock.hazard(128, 3e-6)
+
+
+@pytest.mark.parametrize("number", [0.3, 3.0, 30.0])
+def test_first_passages_of_walks_have_the_distribution(number):
+    """3,000 walks in steps small against the threshold; a step of sd s sees the threshold 0.58 s further away."""
+    rng, steps_to_mean = np.random.default_rng(0), 400
+    drift, diffusion = 1 / steps_to_mean, 1 / steps_to_mean / number
+    assert peclet(drift, diffusion, 1.0) == pytest.approx(number)
+    position, hit = np.zeros(3000), np.full(3000, np.inf)
+    for step in range(1, 20 * steps_to_mean):
+        position += drift + np.sqrt(diffusion) * rng.standard_normal(3000)
+        hit[(position >= 1) & np.isinf(hit)] = step
+    law = first_passage(drift, diffusion, 1 + 0.5826 * np.sqrt(diffusion))
+    quantiles = np.quantile(hit, [0.1, 0.25, 0.5, 0.75])
+    assert law.cdf(quantiles) == pytest.approx([0.1, 0.25, 0.5, 0.75], abs=4 * np.sqrt(0.25 / 3000))
+
+
+def test_first_passage_moments_and_limits():
+    law = first_passage(1e-5, 1e-6, 0.5)
+    assert law.mean() == pytest.approx(5e4) and law.std() / law.mean() == pytest.approx(peclet(1e-5, 1e-6, 0.5) ** -0.5)
+    assert np.isinf(first_passage(0.0, 1e-6, 0.5).mean())
+    assert first_passage(1e-9, 1e-3, 1.0).median() == pytest.approx(first_passage(0.0, 1e-3, 1.0).median(), rel=0.01)
+    with pytest.raises(FitError, match="must not be negative"):
+        first_passage(-1.0, 1.0, 1.0)
+    with pytest.raises(FitError, match="must be positive"):
+        first_passage(1.0, 0.0, 1.0)
+
+
+def test_chance_of_collapse_is_a_half_at_the_median():
+    clock = FailureClock(50_000, 128, 1e-6, 0, -1, log_sd=0.4, batch_range=(32, 512), drift_range=(5e-7, 2e-6))
+    chance = clock.collapse_probability([0, 25_000, 50_000, 100_000], 128, 1e-6)
+    assert chance[[0, 2]].tolist() == [0.0, 0.5]
+    assert chance[1] == pytest.approx(1 - chance[3]) and 0 < chance[1] < 0.1
+    assert FailureClock(50_000, 128, 1e-6, 0, -1).collapse_probability(60_000, 128, 1e-6) == 1.0
+    with pytest.raises(ExtrapolationError):
+        clock.collapse_probability(1000, 1024, 1e-6)
 
 
 @pytest.mark.parametrize("sd", [0.003, 0.01, 0.03])

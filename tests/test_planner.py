@@ -138,7 +138,7 @@ def test_refusals():
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=-100_000)
     with pytest.raises(SettingError, match="before one rollout of 256 completions"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=200)
-    with pytest.raises(NeverReachedError, match="no fitted setting makes progress"):
+    with pytest.raises(NeverReachedError, match="no setting makes progress"):
         tc.plan(clocks(tc.ProgressClock(a=1e-9, h0=1e9, h1=1.0, **RANGES), UNCLIPPED), samples=100_000)
     apart = tc.FailureClock(60_000, 256, 1e-6, 0.0, -1.0, batch_range=(4096, 8192), drift_range=(2e-7, 4e-6))
     with pytest.raises(SettingError, match="do not overlap"):

@@ -5,7 +5,7 @@ import pytest
 import sympy as sp
 
 from twoclocks import ProgressClock, progress
-from twoclocks.errors import ExtrapolationError, NeverReachedError
+from twoclocks.errors import ExtrapolationError, NeverReachedError, SettingError
 
 CLOCK = ProgressClock(a=2.0, h0=3.0e5, h1=2.0e3)
 
@@ -48,6 +48,56 @@ def test_local_model_agrees_with_monte_carlo(world, batch, relative_c):
 def test_noise_batch_of_the_monte_carlo_model(world):
     clock = world[-1]
     assert clock.h0 / clock.h1 == pytest.approx(147.5, rel=0.05)
+
+
+def test_saturated_steps_agree_with_drawn_signs():
+    """Mean of sign updates up to 16 B_sat, within the stated 11.7% of the approximation."""
+    rng, s = np.random.default_rng(2), 0.1
+    gain = math.sqrt(2 / math.pi)
+    b_sat = progress.saturation_batch(s, gain)
+    for batch in b_sat * np.array([0.01, 0.1, 1.0, 4.0, 16.0]):
+        drawn = np.sign(s + rng.standard_normal(400_000) / math.sqrt(batch))
+        ratio = gain * s * math.sqrt(batch) * progress.saturation(batch, b_sat) / drawn.mean()
+        assert 1 - 0.117 - 0.01 < ratio < 1 + 4 * drawn.std() / 632 / drawn.mean()
+
+
+def test_saturation_lowers_the_intercept_and_curvature_steepens_the_slope():
+    c = np.array([1e-7, 2e-7, 4e-7])
+
+    def line(batch, h1, b_sat):
+        p = progress.saturated_per_sample(batch, c, a=2.0, h0=3e5, h1=h1, saturation_batch=b_sat)
+        slope, intercept = np.polyfit(c, p / c, 1)
+        return intercept, slope
+
+    saturating, curved = ([line(b, h1, b_sat) for b in (64, 4096)] for h1, b_sat in ((0.0, 1e3), (2e3, 1e12)))
+    assert saturating[1][0] < 0.6 * saturating[0][0] and saturating[1][1] == pytest.approx(saturating[0][1])
+    assert curved[1][0] == pytest.approx(curved[0][0]) and curved[1][1] < 5 * curved[0][1] < 0
+    huge = progress.saturated_per_sample(1e12, 1e-7, a=0.0, h0=3e5, h1=2e3, saturation_batch=1e3)
+    assert huge == pytest.approx(-(1e-14) / 2 * (3e5 + 2e3 * 1e3))
+
+
+def test_scale_adam_keeps_drift_rate_and_memory():
+    scaled = progress.scale_adam(4, lr=1e-6, betas=(0.9, 0.999), eps=1e-8)
+    assert scaled["lr"] == pytest.approx(2e-6) and scaled["eps"] == pytest.approx(5e-9)
+    for old, new in zip((0.9, 0.999), scaled["betas"], strict=True):
+        assert progress.memory_samples(4 * 64, new) == pytest.approx(progress.memory_samples(64, old))
+    back = progress.scale_adam(1 / 4, **scaled)
+    assert back["betas"] == pytest.approx((0.9, 0.999)) and back["lr"] == pytest.approx(1e-6)
+    assert progress.scale_adam(4, lr=1e-6, betas=(0.0, 0.99), eps=0.0)["betas"][0] == 0.0
+    with pytest.raises(SettingError, match=r"beta1=0\.9 cannot be scaled to 16 times the batch.*keep k below .* = 10"):
+        progress.scale_adam(16, lr=1e-6, betas=(0.9, 0.999), eps=1e-8)
+    with pytest.raises(SettingError, match="must be positive"):
+        progress.scale_adam(0, lr=1e-6, betas=(0.9, 0.999), eps=1e-8)
+    with pytest.raises(SettingError, match="beta2=1"):
+        progress.scale_adam(2, lr=1e-6, betas=(0.9, 1.0), eps=1e-8)
+
+
+def test_optimizer_memory_in_samples():
+    assert progress.memory_samples(64, 0.99) == pytest.approx(6400)
+    assert progress.momentum_lag(64, 0.9) == pytest.approx(576)
+    assert progress.momentum_variance(1, 0.9) == pytest.approx(1)
+    assert progress.momentum_variance(1000, 0.9) == pytest.approx(1 / 19)
+    assert progress.decay_of_half_life(640, 64) ** 10 == pytest.approx(0.5)
 
 
 def test_critical_batches_are_where_they_say():

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twoclocks.errors import RecordsError, check_range
+from twoclocks.errors import FitError, RecordsError, check_range
 
 # (b_B, b_c) of each law
 LAWS = {"drift": (0.0, -1.0), "diffusion": (0.0, -2.0), "constant step": (0.5, -1.0)}
@@ -29,6 +29,51 @@ def laws_within(b_batch: tuple[float, float], b_drift: tuple[float, float]) -> l
 def samples_to_failure(batch: Any, drift_rate: Any, *, samples: Any, batch0: Any, drift_rate0: Any, b_batch: Any, b_drift: Any) -> Any:
     """E*(B, c) = E0 (B/B0)^b_B (c/c0)^b_c, in training completions. Plain arithmetic: SymPy symbols pass through."""
     return samples * (batch / batch0) ** b_batch * (drift_rate / drift_rate0) ** b_drift
+
+
+def mean_passage(drift: Any, distance: Any) -> Any:
+    """Mean samples until displacement with drift per sample first covers a distance, D/drift. Plain arithmetic."""
+    return distance / drift
+
+
+def peclet(drift: Any, diffusion: Any, distance: Any) -> Any:
+    """Drift against diffusion on the way to the threshold, Pe = D drift/diffusion. Plain arithmetic.
+
+    Pe^-1/2 is the coefficient of variation of the samples to failure.
+    """
+    return distance * drift / diffusion
+
+
+def first_passage(drift: float, diffusion: float, distance: float) -> Any:
+    """Distribution of the samples to failure when a drifted random walk must cover a distance (inverse Gaussian).
+
+    With drift rate c, drift = c r and diffusion = c^2 w: the mean is D/(c r) always, the median goes from exponent -1 in c
+    (Pe large: L1) to -2 (Pe small: L2). Derived in theory/first_passage.py.
+
+    Parameters
+    ----------
+    drift : float
+        Mean displacement per completion; 0 leaves pure diffusion (Levy distribution, infinite mean).
+    diffusion : float
+        Variance of displacement per completion.
+    distance : float
+        D, displacement at which the run collapses.
+
+    Returns
+    -------
+    frozen scipy distribution of training completions, with pdf, cdf, ppf, rvs, mean, std.
+
+    Raises
+    ------
+    FitError
+        If drift is negative, or diffusion or distance not positive.
+    """
+    if drift < 0 or not (diffusion > 0 and distance > 0):
+        raise FitError(f"drift={drift}, diffusion={diffusion}, distance={distance}: drift must not be negative, the others must be positive")
+    from scipy import stats
+
+    scale = distance**2 / diffusion
+    return stats.levy(scale=scale) if drift == 0 else stats.invgauss(1 / peclet(drift, diffusion, distance), scale=scale)
 
 
 @dataclass(frozen=True)
@@ -81,6 +126,21 @@ class FailureClock:
     def hazard(self, batch: ArrayLike, drift_rate: ArrayLike, *, extrapolate: bool = False) -> np.ndarray:
         """Damage per training completion, r = 1/E*: under linear damage a run collapses when the sum of r dn reaches 1."""
         return 1 / self.samples_to_failure(batch, drift_rate, extrapolate=extrapolate)
+
+    def collapse_probability(self, samples: ArrayLike, batch: ArrayLike, drift_rate: ArrayLike, *, extrapolate: bool = False) -> np.ndarray:
+        """Chance that a run at (B, c) has collapsed by a sample count: log E* is normal about the fitted median with sd log_sd.
+
+        Raises
+        ------
+        ExtrapolationError
+            Outside the fitted range, unless extrapolate is true.
+        """
+        from scipy import special
+
+        median = self.samples_to_failure(batch, drift_rate, extrapolate=extrapolate)
+        with np.errstate(divide="ignore"):
+            z = np.log(np.asarray(samples, float)) - np.log(median)
+        return special.ndtr(z / self.log_sd) if self.log_sd > 0 else (z >= 0).astype(float)
 
 
 @dataclass(frozen=True)

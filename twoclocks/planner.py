@@ -1,10 +1,7 @@
 """The planner: rates, a sample budget and a hazard budget in; one constant setting or two stages out.
 
-Every candidate (B, c) has progress p_j and hazard r_j per sample. With x_j samples spent at j,
-
-    maximise sum p_j x_j   subject to   sum x_j <= N,  sum r_j x_j <= D,  x >= 0
-
-Two constraints, so a vertex holds at most two settings. With constant rates and an unclipped clock the frontier p(r) is
+Every candidate (B, c) has progress p_j and hazard r_j per sample; `twoclocks.program` spends the samples, on at most two
+settings. With constant rates and an unclipped clock the frontier p(r) is
 concave and one constant setting is best; two neighbours on a grid are only an interpolated constant. So two stages are
 emitted only when they beat the best *continuous* constant by more than their interval.
 """
@@ -16,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from scipy import optimize
 
-from twoclocks.errors import MisfitError, NeverReachedError, SettingError
+from twoclocks.errors import MisfitError, SettingError
 from twoclocks.failure import FailureClock
+from twoclocks.program import most_progress
 from twoclocks.progress import ProgressClock
 from twoclocks.schedule import Schedule, Stage, full_rate_samples, samples_of_full_rate
 from twoclocks.setting import Setting
@@ -120,11 +117,8 @@ def solve(batch: np.ndarray, drift_rate: np.ndarray, p: np.ndarray, r: np.ndarra
 
     With constant rates the order does not change the objective; early samples are where the progress clock is steepest.
     """
-    # Scale both rows and the objective to order one: hazards are 1e-6 and HiGHS has absolute tolerances
-    scale = np.abs(p).max()
-    result = optimize.linprog(-p / scale, A_ub=np.stack([np.ones_like(p), r * samples / safety]), b_ub=[1.0, 1.0], method="highs-ds")
-    spent = result.x * samples
-    used = np.flatnonzero(spent > 1e-6 * samples)
+    spent = most_progress(p, r, samples=samples, safety=safety)
+    used = np.flatnonzero(spent)
     used = used[np.argsort(-r[used])]
     return Plan(batch[used], drift_rate[used], spent[used], float(p @ spent), float(r @ spent))
 
@@ -191,8 +185,6 @@ def plan(clocks: FittedClocks, *, samples: int, safety: float = 0.8, level: floa
     budget = float(full_rate_samples(samples, shared["lr_warmup_samples"]))
     batch, c = candidates(progress, failure, shared["group"], shared["updates_per_rollout"])
     p, r = progress.per_sample(batch, c), failure.hazard(batch, c)
-    if p.max() <= 0:
-        raise NeverReachedError("no fitted setting makes progress per sample; run smaller learning rates and fit again")
     vertex = solve(batch, c, p, r, budget, safety)
     constant = best_constant(progress, failure, batch, c, budget, safety)
     low, high = _gain_interval(clocks, vertex, constant, safety, level)

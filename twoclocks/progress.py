@@ -5,8 +5,9 @@ One update of a sign-like Adam step against a local quadratic model, read per sa
     p(B, c) = c a - c^2/2 (h0 + B h1)
 
 a is the first-order gain, h0 the incoherent and h1 the coherent curvature. c a does not depend on B: the square-root
-rule keeps drift per sample. The loss does: it grows linearly in B. Derived in theory/local_model.py and
-theory/critical_batch.py, which prove the plain functions below by passing SymPy symbols through them.
+rule keeps drift per sample. The loss does: it grows linearly in B, until the update saturates. Derived in
+theory/local_model.py, critical_batch.py, saturation.py and optimizer_memory.py, which prove the plain functions below by
+passing SymPy symbols through them.
 
 A statement about one step against a frozen gradient: h1 fitted to many-update runs is an *effective* linear batch
 loss, and a measured gap is not by itself evidence for curvature.
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from twoclocks.errors import NeverReachedError, check_range
+from twoclocks.errors import NeverReachedError, SettingError, check_range
 
 
 def per_update(batch: Any, lr: Any, sqrt_batch: Any, *, a: Any, h0: Any, h1: Any) -> Any:
@@ -50,6 +51,88 @@ def relative_critical_batch(loss_fraction: Any, drift_rate: Any, *, a: Any, h0: 
 def best_drift_rate(batch: Any, *, a: Any, h0: Any, h1: Any) -> Any:
     """Drift rate of most progress per sample at a batch, c* = a/(h0 + B h1). Plain arithmetic."""
     return a / (h0 + batch * h1)
+
+
+def saturation_batch(signal_to_noise: Any, gain: Any) -> Any:
+    """Batch beyond which the mean step stops growing, B_sat = 1/(K s)^2 with s = mu/sigma of one completion.
+
+    Sign updates have K = sqrt(2/pi), so pi/(2 s^2); Adam with a slow second moment has K = 1. Plain arithmetic.
+    """
+    return 1 / (gain * signal_to_noise) ** 2
+
+
+def saturation(batch: Any, saturation_batch: Any) -> Any:
+    """Mean step relative to its noise-dominated value, phi(B) = (1 + B/B_sat)^(-1/2). Plain arithmetic.
+
+    Exact for Adam with a slow second moment; for sign updates at most 11.7% below the exact error function.
+    """
+    return (1 + batch / saturation_batch) ** -0.5
+
+
+def saturated_per_sample(batch: Any, drift_rate: Any, *, a: Any, h0: Any, h1: Any, saturation_batch: Any) -> Any:
+    """p(B, c) = c a phi - c^2/2 (h0 + B h1 phi^2). Plain arithmetic.
+
+    Saturation lowers the intercept of p/c in c, curvature steepens its slope; B phi^2 < B_sat bounds the curvature loss.
+    """
+    phi = saturation(batch, saturation_batch)
+    return per_sample(batch, drift_rate, a=a * phi, h0=h0, h1=h1 * phi**2)
+
+
+def memory_samples(batch: Any, beta: Any) -> Any:
+    """Completions that a moment with decay beta remembers, B/(1 - beta). Plain arithmetic."""
+    return batch / (1 - beta)
+
+
+def momentum_lag(batch: Any, beta: Any) -> Any:
+    """Mean age in completions of the gradients in a settled first moment, B beta/(1 - beta). Plain arithmetic."""
+    return batch * beta / (1 - beta)
+
+
+def momentum_variance(updates: Any, beta: Any) -> Any:
+    """Noise variance of the bias-corrected first moment after t updates relative to one gradient's.
+
+    (1 - beta)(1 + beta^t)/((1 + beta)(1 - beta^t)): 1 at the first update, (1 - beta)/(1 + beta) once settled. Plain arithmetic.
+    """
+    return (1 - beta) * (1 + beta**updates) / ((1 + beta) * (1 - beta**updates))
+
+
+def decay_of_half_life(half_life: Any, batch: Any) -> Any:
+    """Decay of an update with a half-life in completions, beta = 2^(-B/half_life). Plain arithmetic."""
+    return 2 ** (-batch / half_life)
+
+
+def scale_adam(k: float, *, lr: float, betas: tuple[float, float], eps: float) -> dict[str, Any]:
+    """Adam's settings at k times the batch, with drift rate and memory in completions kept (Malladi et al., arXiv 2205.10287).
+
+    lr sqrt(k); 1 - beta -> k (1 - beta), which keeps B/(1 - beta), but beta = 0 stays 0; eps/sqrt(k), as a batch
+    gradient's noise shrinks so.
+
+    Parameters
+    ----------
+    k : float
+        New batch over old.
+
+    Returns
+    -------
+    dict
+        lr, betas, eps, as torch.optim.Adam takes them.
+
+    Raises
+    ------
+    SettingError
+        If k is not positive, or k (1 - beta) reaches 1: no decay remembers less than one update.
+    """
+    if not k > 0:
+        raise SettingError(f"k={k}: the batch ratio must be positive")
+    for name, beta in zip(("beta1", "beta2"), betas, strict=True):
+        if not 0 <= beta < 1:
+            raise SettingError(f"{name}={beta}: must be in [0, 1)")
+        if beta and k * (1 - beta) >= 1 - 1e-12:  # 1 - 0.9 is a little below 0.1
+            raise SettingError(
+                f"{name}={beta} cannot be scaled to {k:g} times the batch: one update would exceed its memory of {1 / (1 - beta):.4g} "
+                f"updates; keep k below 1/(1 - {name}) = {1 / (1 - beta):.4g}, or set {name}=0"
+            )
+    return {"lr": lr * k**0.5, "betas": tuple(1 - k * (1 - beta) if beta else beta for beta in betas), "eps": eps / k**0.5}
 
 
 @dataclass(frozen=True)
