@@ -1,0 +1,1 @@
+"""Timings of the library, each a ratio measured within one run."""
