@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from analysis import claims, emit, figures, fits, load, verify
+from analysis import claims, emit, figures, fits, load, theory_figures, verify
 from twoclocks import records, schema
 from twoclocks.errors import TwoclocksError
 
@@ -25,6 +25,7 @@ BUILD = Path("build")
 # What is derived, committed and compared; pictures are built too, but byte equality of pixels is not a claim
 COMPARED = [
     "theory/derived/*",
+    "theory/README.md",
     "analysis/fits/*.json",
     "analysis/figures/*.csv",
     "analysis/claims.md",
@@ -91,6 +92,7 @@ def build(console: Console, *, with_live: bool) -> list[Table]:
     for name, why in refused.items():
         console.print(f"[bold]{name}[/bold]: no schedule. {why}", highlight=False)
     with console.status("drawing figures"):
+        theory_figures.draw_all(BUILD / "analysis/figures")
         figures.draw_all(runs, clocks, emitted, BUILD / "analysis/figures")
     with console.status("judging claims"):
         preregistered, exploratory = claims.judge(runs, fits.TESTBED), claims.beside(runs, fits.TESTBED)

@@ -65,4 +65,7 @@ def derive() -> Result:
             "best_lr": (named(r"\eta^{*}"), lr),
             "peak": (named(r"\arg\max_B \eta^{*}"), peak),
         },
+        proven="Solved by SymPy; symbols through `progress.critical_batch`, `relative_critical_batch`, `best_drift_rate`.",
+        simulated="tests/test_progress.py; analysis figure theory_progress.",
+        carries="TC2.",
     )

@@ -4,7 +4,7 @@ Statement: if collapse comes when accumulated drift, accumulated diffusion, or p
 E* goes as B^b_B c^b_c with (0, -1), (0, -2) or (1/2, -1). Along eta ~ B^alpha the exponents in B are 1/2 - alpha,
 1 - 2 alpha and 1 - alpha: the square-root arm cannot tell drift from diffusion, the fixed-lr arm cannot tell diffusion
 from path length, the linear arm tells all three apart. A norm barrier on drift and diffusion together has an exponent
-in c between -1 and -2.
+in c between -1 and -2. Past saturation the drift law goes as (1/2, -1), like path length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sympy as sp
 
 from theory.result import Result, prove_equal
-from twoclocks import failure
+from twoclocks import failure, progress
 
 
 def derive() -> Result:
@@ -61,6 +61,14 @@ def derive() -> Result:
     prove_equal(sp.limit(slope, k, 0), sp.Integer(-2), "norm barrier, diffusion limit")
     prove_equal(sp.limit(slope, k, sp.oo), sp.Integer(-1), "norm barrier, drift limit")
 
+    # 5. With saturation the mean displacement carries phi(B) (theory.saturation): far past B_sat, drift imitates path length.
+    b_sat, y = sp.symbols("B_sat y", positive=True)
+    saturated = solutions["drift"] / sp.nsimplify(progress.saturation(batch, b_sat), rational=True)
+    imitates = sp.simplify((batch * sp.diff(saturated, batch) / saturated).subs(batch, y * b_sat))
+    prove_equal(sp.limit(imitates, y, 0), sp.nsimplify(failure.LAWS["drift"][0]), "saturated drift well below B_sat")
+    prove_equal(sp.limit(imitates, y, sp.oo), sp.nsimplify(failure.LAWS["constant step"][0]), "saturated drift far past B_sat")
+    prove_equal(sp.simplify(c * sp.diff(saturated, c) / saturated), sp.nsimplify(failure.LAWS["constant step"][1]), "saturated drift in c")
+
     life = lambda label: sp.Symbol(rf"E^{{*}}_{{\mathrm{{{label}}}}}")  # noqa: E731
     return Result(
         name="failure_laws",
@@ -79,5 +87,10 @@ def derive() -> Result:
             "along_step": (sp.Symbol(r"b_B(\alpha)_{\mathrm{step}}"), along["constant step"]),
             "barrier": (life("barrier"), barrier),
             "barrier_slope": (sp.Symbol(r"\partial \log E^{*}_{\mathrm{barrier}}/\partial \log c"), slope),
+            "saturated": (life("saturated\\ drift"), saturated),
+            "saturated_slope": (sp.Symbol(r"\partial \log E^{*}_{\mathrm{saturated}}/\partial \log B\ (y = B/B_{\mathrm{sat}})"), imitates),
         },
+        proven="SymPy exponents equal `failure.LAWS`, symbols through `failure.samples_to_failure`; limits of the barrier and of saturation.",
+        simulated="tests/test_theory.py (walks in 50 dimensions reach the barrier).",
+        carries="TC3: the linear-lr arm separates the laws; test with B well below B_sat.",
     )
