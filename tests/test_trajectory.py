@@ -239,3 +239,13 @@ def test_refusals(correlated):
         correlated.samples_to_loss(1e-9, 16, 1e-3)
     with pytest.raises(SettingError, match="not below the loss at the start"):
         correlated.samples_to_loss(2 * start, 16, 1e-3)
+
+
+def test_the_benchmark_compares_like_with_like(monkeypatch):
+    from experiments.benchmarks import simulator
+
+    assert simulator.measure("adam", seeds=8, samples=256, repeats=1, d=2)["trajectories"] == 128
+    right = simulator.simulate
+    monkeypatch.setattr(simulator, "simulate", lambda world, batch, c, **kwargs: right(world, batch, 2 * c, **kwargs))
+    with pytest.raises(RuntimeError, match="disagree"):
+        simulator.measure("sign", seeds=8, samples=512, repeats=1, d=2)
