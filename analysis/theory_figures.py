@@ -15,7 +15,6 @@ from analysis.figures import STYLE, colour, save
 from twoclocks import clipping, failure, program, progress, trajectory
 
 K = trajectory.MEAN_STEP["sign"]
-NO_CLIP = (math.inf, math.inf)
 
 
 def local_world() -> tuple[trajectory.Quadratic, progress.ProgressClock]:
@@ -133,36 +132,45 @@ def first_passage() -> tuple[Any, pd.DataFrame]:
 
 
 def clip_delay() -> tuple[Any, pd.DataFrame]:
-    """Delay of failure by clip 0.2 against batch: dropped gradients alone, and simulated with the survivors' pull."""
+    """Delay of failure by clip 0.2 against batch: dropped gradients alone, and simulated with the survivors' pull.
+
+    Noise fills d directions and the drift rate is c/sqrt(d), so that ratios spread alike in every d.
+    """
     per_rollout, c, signal, rows = 4, 8e-3, 0.16, []
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), sharex=True)
     batches = 2 ** np.arange(4, 11)
-    world = {"clip": (0.2, 0.2), "drift": signal**2, "spread": 1.0}  # drift and spread per unit of c, with c as if d = 1
+
+    def dropped(d: int, updates: np.ndarray) -> np.ndarray:
+        world = {"clip": (0.2, 0.2), "drift": signal**2, "spread": math.sqrt(d)}
+        share = [clipping.surviving_share(b, c / math.sqrt(d), updates_per_rollout=int(s), **world) for b, s in zip(batches, updates, strict=True)]
+        return clipping.delay(np.array(share), "sgd")
+
     arms = {f"S = {s}": np.full(len(batches), s) for s in (1, 4, 16)} | {r"fixed $S\,B$ = 4096": 4096 // batches}
     for number, (name, updates) in enumerate(arms.items()):
-        share = [clipping.surviving_share(b, c, updates_per_rollout=int(s), **world) for b, s in zip(batches, updates, strict=True)]
-        left.plot(batches, clipping.delay(np.array(share), "sgd"), ".-", color=f"C{number}", label=name)
-        rows += [("formula", name, b, clipping.delay(v, "sgd")) for b, v in zip(batches, share, strict=True)]
-    left.set(xscale="log", ylabel="samples to failure / without clip", xlabel="batch B", title="dropped gradients alone, 1/share")
+        line = dropped(1024, updates)
+        left.plot(batches, line, ".-", color=f"C{number}", label=name)
+        rows += [("dropped", name, b, v) for b, v in zip(batches, line, strict=True)]
+    left.set(xscale="log", ylabel="samples to failure / without clip", xlabel="batch B", title="dropped gradients alone, 1/share (d = 1,024)")
     left.legend()
-    bounds, rng = clipping.thresholds((0.2, 0.2)), np.random.default_rng(4)
-    share = [clipping.surviving_share(b, c, updates_per_rollout=per_rollout, **world) for b in batches]
-    right.plot(batches, clipping.delay(np.array(share), "sgd"), color="C1", label="dropped gradients alone")
-    for number, (d, seeds) in enumerate(((32, 600), (256, 120), (1024, 40))):
-        u, rate = np.ones(d) / math.sqrt(d), c / math.sqrt(d)
-        tilted = trajectory.Quadratic(1e-3 * np.outer(u, u), np.ones(d), -1e3 * signal * u)  # gradient: signal along u
+    rng = np.random.default_rng(4)
+    for number, (d, seeds) in enumerate(((32, 600), (256, 120), (4096, 48))):
+        rate, first = c / math.sqrt(d), np.eye(d)[0]
+        tilted = trajectory.Quadratic(1e-3 * first, np.ones(d), -1e3 * signal * first)  # gradient: signal along the first coordinate
         moved = []
-        for clip in (NO_CLIP, bounds):
+        for clip in (None, (0.2, 0.2)):
             ends = [trajectory.simulate(tilted, b, rate, at=[48 * b], seeds=seeds, rng=rng, updates_per_rollout=per_rollout, clip=clip) for b in batches]
-            moved.append([float(((end.theta[0, 0] - tilted.start) @ u).mean()) for end in ends])
+            moved.append([float((end.theta[0, 0] - tilted.start)[:, 0].mean()) for end in ends])
         ratio = np.array(moved[0]) / np.array(moved[1])
-        right.plot(batches, ratio, "o-", color=colour(32 * 4**number), linewidth=0.8, markersize=4, label=f"simulated, noise in d = {d} directions")
+        line = dropped(d, np.full(len(batches), per_rollout))
+        right.plot(batches, ratio, "o-", color=colour(32 * 4**number), linewidth=0.8, markersize=4, label=f"simulated, d = {d:,}")
+        right.plot(batches, line, "--", color=colour(32 * 4**number), linewidth=0.8, label=f"dropped gradients alone, d = {d:,}")
         rows += [("simulated", f"d = {d}", b, v) for b, v in zip(batches, ratio, strict=True)]
+        rows += [("dropped", f"d = {d}", b, v) for b, v in zip(batches, line, strict=True)]
     right.axhline(per_rollout, color="grey", linestyle=":", linewidth=0.8)
     right.set(xscale="log", yscale="log", xlabel="batch B", title="S = 4: what survives pulls back (dotted: the bound S)")
     right.set_yticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     right.minorticks_off()
-    right.legend()
+    right.legend(fontsize=8)
     return figure, pd.DataFrame(rows, columns=["series", "arm", "batch", "delay"])
 
 

@@ -13,7 +13,7 @@ def share(batch, updates, c=2e-4, **changes):
     return surviving_share(batch, c, updates_per_rollout=updates, **WORLD | changes)
 
 
-def test_share_falls_with_batch_at_fixed_updates_and_rises_at_fixed_rollout():
+def test_share_falls_with_batch_at_fixed_updates_and_rises_in_whole_multiples_at_fixed_rollout():
     batches = 2 ** np.arange(4, 13)
     fixed_updates = [share(b, 4) for b in batches]
     fixed_rollout = [share(b, 4096 // b) for b in batches]
@@ -54,6 +54,7 @@ def test_observed_share_counts_each_sign_at_its_own_bound():
 
 def test_delay_and_pull():
     assert delay(0.25, "sgd") == 4 and delay(0.25) == 2
+    assert delay(0.25, "sgd", "diffusion") == 4 and delay(0.25, "adam", "diffusion") == 1
     assert pull_back(0.4, 1 / 64) == pytest.approx(0.1)
     assert survival([0.0], 1e-3, threshold=0.2, drift=0.0, spread=1.0) == pytest.approx([1.0])
 
@@ -66,7 +67,13 @@ def test_units():
 def test_refusals():
     with pytest.raises(SettingError, match="updates_per_rollout=0"):
         share(64, 0)
+    with pytest.raises(SettingError, match="must be whole"):
+        share(64, 2.5)
     with pytest.raises(SettingError, match="spread=0"):
         share(64, 4, spread=0)
+    with pytest.raises(SettingError, match=r"clip=\(0, 0\)"):
+        thresholds((0, 0))
+    with pytest.raises(SettingError, match="optimizer='SGD'"):
+        delay(0.5, "SGD")
     with pytest.raises(SettingError, match="no completion has an advantage"):
         observed_share([0.1, 0.2], [0.0, 0.0], (0.2, 0.2))

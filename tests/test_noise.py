@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from twoclocks.errors import FitError, NeverReachedError
-from twoclocks.noise import NoiseParts, inflated_model, reuse_inflation, split_noise, two_batch_noise, two_batch_signal
+from twoclocks.noise import NoiseParts, inflated_model, mean_inflation, reuse_inflation, reused_intra, split_noise, two_batch_noise, two_batch_signal
 
 D = 6
 
@@ -87,7 +87,20 @@ def test_importance_weights_inflate_noise_by_that_much():
     assert (rho * g).var() == pytest.approx(1 + float(reuse_inflation(1.0, np.sqrt(v), spread=1.0)), rel=0.02)
 
 
+def test_reused_completions_have_that_intra_noise():
+    rng, v = np.random.default_rng(5), 0.3
+    own = np.full(D, 0.5)
+    g = own + rng.standard_normal((300_000, D))
+    rho = np.exp(rng.normal(-v / 2, np.sqrt(v), 300_000))[:, None]
+    delta = float(reuse_inflation(1.0, np.sqrt(v), spread=1.0))
+    assert (rho * g).var(axis=0).sum() == pytest.approx(reused_intra(D, (own**2).sum(), 0.0, delta), rel=0.02)
+    assert mean_inflation(64, 1e-3, updates_per_rollout=1, spread=10.0) == 0
+    assert mean_inflation(64, 1e-3, updates_per_rollout=2, spread=10.0) == pytest.approx(float(reuse_inflation(64, 1e-3, spread=10.0)) / 2)
+
+
 def test_refusals():
+    with pytest.raises(FitError, match="baseline='mean'"):
+        split_noise(np.zeros((2, 4, 3)), "mean")
     with pytest.raises(FitError, match="at least two prompts"):
         split_noise(np.zeros((1, 4, 3)))
     with pytest.raises(FitError, match="finite"):

@@ -36,7 +36,21 @@ def test_hazards_of_any_scale():
         assert x[2] == pytest.approx(switch_samples(1.6, 0.5, samples=1.0, safety=0.8) / scale)
 
 
+def test_rates_of_very_different_size():
+    assert most_progress([1.0], [1.0], samples=1e7, safety=0.8) == pytest.approx([0.8])
+    x = fewest_seconds([1.0, 1e-9], [1e-3, 0.0], [1.0, 1.0], gain=1e3, safety=0.5)
+    assert x == pytest.approx([500.0, 5e11], rel=1e-6)
+    assert fewest_seconds([1.0, -1.0], [0.0, 0.0], [1.0, 0.0], gain=10, safety=0.5) == pytest.approx([10, 0])
+
+
 def test_refusals():
+    for budget in ({"samples": -100, "safety": 0.5}, {"samples": 100, "safety": 0.0}, {"samples": float("nan"), "safety": 0.5}):
+        with pytest.raises(SettingError, match="both budgets must be positive"):
+            most_progress([1.0], [1e-6], **budget)
+    with pytest.raises(SettingError, match="must be finite"):
+        most_progress([np.nan], [1e-6], samples=100, safety=0.5)
+    with pytest.raises(SettingError, match="not negative"):
+        fewest_seconds([1.0], [-1e-3], [1.0], gain=1e3, safety=0.5)
     with pytest.raises(NeverReachedError, match="no setting makes progress"):
         most_progress([-1.0, 0.0], [1e-6, 1e-6], samples=100, safety=0.5)
     with pytest.raises(NeverReachedError, match="costs at least 1 of a collapse"):

@@ -119,6 +119,8 @@ def test_best_lr_peaks_at_h0_over_h1_and_is_a_maximum():
 
 def test_incoherent_gradients_have_no_critical_batch():
     assert ProgressClock(a=1.0, h0=1.0, h1=0.0).critical_batch(1e-3) == math.inf
+    with pytest.raises(NeverReachedError, match="every batch loses more"):  # ... unless h0 alone takes it all
+        ProgressClock(a=1.0, h0=100.0, h1=0.0).critical_batch(1.0)
     assert ProgressClock(a=1.0, h0=1.0, h1=-1.0).relative_critical_batch(1e-3) == math.inf
 
 

@@ -50,6 +50,8 @@ FORMULAS = [
     (noise, "two_batch_noise", gradient_noise),
     (noise, "noise_batch", gradient_noise),
     (noise, "reuse_inflation", gradient_noise),
+    (noise, "reused_intra", gradient_noise),
+    (noise, "mean_inflation", gradient_noise),
 ]
 BREAKS = {"sign": lambda value: -value, "factor": lambda value: 2 * value, "exponent": lambda value: value**2}
 
@@ -106,16 +108,20 @@ def test_a_wrong_constant_does_not_pass(monkeypatch):
     monkeypatch.setattr(trajectory, "PARITY", 1.3)
     with pytest.raises(ProofError, match="PARITY"):
         trajectory_theory.derive()
+    monkeypatch.undo()
+    monkeypatch.setitem(trajectory.MEAN_STEP, "sign", 1.0)
+    with pytest.raises(ProofError, match="MEAN_STEP"):
+        trajectory_theory.derive()
 
 
-@pytest.mark.parametrize("name", ["modes", "moments", "samples_to_loss"])
-def test_a_wrong_world_does_not_pass(monkeypatch, name):
+@pytest.mark.parametrize(("name", "part"), [("modes", 0), ("moments", 0), ("moments", 1), ("samples_to_loss", None)])
+def test_a_wrong_world_does_not_pass(monkeypatch, name, part):
     right = getattr(trajectory.Quadratic, name)
 
     def broken(self, *args):
         value = right(self, *args)
-        return 1.01 * value if isinstance(value, float) else (1.01 * value[0], value[1])
+        return 1.01 * value if part is None else tuple(x * 1.01 if k == part else x for k, x in enumerate(value))
 
     monkeypatch.setattr(trajectory.Quadratic, name, broken)
-    with pytest.raises(ProofError, match=name):
+    with pytest.raises(ProofError, match="Quadratic"):
         trajectory_theory.derive()

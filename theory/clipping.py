@@ -1,10 +1,11 @@
 """Ratio clipping: which gradients survive, how the share moves with the batch, and what the survivors do (TC4, TC5).
 
 Statement: f(j) = Phi((e - c j m)/(c g sqrt(j))) of completions survive at age j = kB. For m >= 0 it falls with age, so the share
-falls with B at fixed S >= 2, is 1 at S = 1, and rises with B at fixed rollout size S B; for m < 0 it need not be monotone.
-A wider range keeps more. Counting dropped gradients alone, failure is delayed at most S times (SGD) or sqrt(S) times (Adam with
-a slow second moment). What survives is also biased: it pulls back along the displacement, by 2 phi(z) sqrt(j/d) of what noise adds.
-Once S B is no longer small against the d directions of the noise that delays failure further, past both bounds.
+falls with B at fixed S >= 2, is 1 at S = 1, and rises at fixed rollout size S B when B is multiplied by a whole number (not for
+any larger B); for m < 0 it need not be monotone. A wider range keeps more. Counting dropped gradients alone, an L1 clock is delayed
+at most S times (SGD) or sqrt(S) times (Adam with a slow second moment). What survives is also biased: it pulls back along the
+displacement, by 2 phi(z) sqrt(j/d) of what noise adds. Once S B is no longer small against the d directions of the noise that
+delays failure further, past both bounds.
 """
 
 from __future__ import annotations
@@ -59,13 +60,14 @@ def derive() -> Result:
     falling = z.subs({e: 1, c: 1, g: 1, drift: -1})
     prove(falling.subs(j, 4) > falling.subs(j, 1), "counter-example for m < 0")
 
-    # 5. Fixed rollout size R = S B: doubling B keeps every other age, the earlier of each pair, so the share rises.
+    # 5. Fixed rollout size R = S B: with n times the batch only the first age of every n is left, so the share changes by
+    #    differences f(i n B) - f((i n + r) B) of a falling f: it rises.
     f = sp.Function("f")
-    for updates in (2, 4, 8):
-        fine = sum(f(i * batch) for i in range(updates)) / updates
-        coarse = sum(f(2 * i * batch) for i in range(updates // 2)) / sp.Integer(updates // 2)
-        pairs = sum(f(2 * i * batch) - f((2 * i + 1) * batch) for i in range(updates // 2)) / updates
-        prove_equal(coarse - fine, pairs, "fixed rollout size: the share changes by differences of a falling f")
+    for n, blocks in ((2, 1), (2, 4), (3, 2), (5, 3)):
+        fine = sum(f(i * batch) for i in range(n * blocks)) / (n * blocks)
+        coarse = sum(f(n * i * batch) for i in range(blocks)) / sp.Integer(blocks)
+        falls = sum(f(n * i * batch) - f((n * i + r) * batch) for i in range(blocks) for r in range(n)) / (n * blocks)
+        prove_equal(coarse - fine, falls, "fixed rollout size: the share changes by differences of a falling f")
 
     # 6. Widening: f rises with e. The bounds of a range [1 - low, 1 + high] are -log(1 - low) for negative advantages, whose
     #    Y is minus the log-ratio, and log(1 + high) for positive ones.
@@ -84,11 +86,19 @@ def derive() -> Result:
         derived = literal_share(size, rate, updates, clipping.thresholds(pair), mean, 40.0, positive)
         prove_close(shipped, derived, "clipping.surviving_share")
 
-    # 7. Delay, counting dropped gradients alone. SGD moves by f_k mu an update: 1/share. Adam divides by the root mean
-    #    square of what survives, sqrt(share) sigma/sqrt(B): sum f_k/sqrt(share) over S is sqrt(share). As f_0 = 1, share >= 1/S.
+    #    Result 5 is not for any larger batch: with f = 1 below age 2.9 and 0 above, R = 6 has share 2/3 at B = 2 and 1/2 at B = 3.
+    edge = {"clip": (0.9, float(sp.exp(2.9)) - 1), "drift": 1.0, "spread": 1e-3, "positive": 1.0}
+    shares = [clipping.surviving_share(b, 1.0, updates_per_rollout=6 // b, **edge) for b in (2, 3)]
+    prove_close(shares, [2 / 3, 1 / 2], "counter-example at fixed rollout size")
+
+    # 7. Delay, counting dropped gradients alone. SGD moves by f_k mu an update, with variance f_k sigma^2/B: 1/share under L1 and
+    #    L2. Adam divides by the root mean square of what survives, sqrt(share) sigma/sqrt(B): sum f_k/sqrt(share) over S is
+    #    sqrt(share), and its variance stays. As f_0 = 1, share >= 1/S.
     share, updates = sp.symbols("rho S", positive=True)
     prove_equal(clipping.delay(share, "sgd"), 1 / share, "clipping.delay of SGD")
     prove_equal(sp.nsimplify(clipping.delay(share, "adam"), rational=True), 1 / (share / sp.sqrt(share)), "clipping.delay of Adam")
+    prove_equal(clipping.delay(share, "sgd", "diffusion"), share / share**2, "clipping.delay of SGD, diffusion")
+    prove_equal(clipping.delay(share, "adam", "diffusion"), share / share, "clipping.delay of Adam, diffusion")
     prove_equal(clipping.delay(share, "sgd").subs(share, 1 / updates), updates, "bound of SGD's delay")
     prove_equal(sp.nsimplify(clipping.delay(share, "adam"), rational=True).subs(share, 1 / updates), sp.sqrt(updates), "bound of Adam's delay")
 
@@ -111,11 +121,11 @@ def derive() -> Result:
     named = sp.Symbol
     return Result(
         name="clipping",
-        statement="Share of gradients that survive a ratio clip: falls with B at fixed S >= 2, is 1 at S = 1, rises with B at fixed S B; bounds of the delay.",
+        statement="Share of gradients that survive a ratio clip: falls with B at fixed S >= 2, is 1 at S = 1, rises with whole multiples at fixed S B.",
         assumptions=(
             r"$Y$, log-ratio in the advantage direction at age $j = kB$ samples, is $\mathcal N(c j m, c^2 j g^2)$: the displacement does not feel the clip",
             r"PPO's min drops the gradient where $Y > e$, with $e = e_{+}$ for positive and $e_{-}$ for negative advantages",
-            r"$m \ge 0$ for the monotonicity; delays count dropped gradients alone",
+            r"$m \ge 0$ for the monotonicity; delays are those of an L1 clock and count dropped gradients alone; $d$ directions of noise",
         ),
         equations={
             "survival": (sp.Function("f")(j), survival),

@@ -44,16 +44,34 @@ def normalised_moment(batch: sp.Symbol, s: sp.Symbol) -> tuple[sp.Expr, sp.Expr]
     return sp.simplify(exact), sp.series(exact, s, 0, 2).removeO()
 
 
-def sign_correlation() -> sp.Expr:
-    """E[sign x sign y] of standard normals with correlation rho and no mean: what correlated noise puts into h0."""
+def sign_correlation() -> tuple[sp.Expr, sp.Expr]:
+    """E[sign x sign y] of unit normals with means alpha, beta and correlation rho, to second order in the means.
+
+    Returns
+    -------
+    zeroth, second : Expr
+        What correlated noise puts into h0, and into h1 in place of (2/pi) alpha beta.
+    """
     rho = sp.Symbol("rho", real=True)
-    # y = rho x + sqrt(1 - rho^2) z: x > 0 and y > 0 is a wedge of the isotropic (x, z) plane, pi minus the angle between
+    alpha, beta = sp.symbols("alpha beta", real=True)
+    # 1. No means: y = rho x + sqrt(1 - rho^2) z: x > 0 and y > 0 is a wedge of the isotropic (x, z) plane, pi minus the angle between
     # the two half-planes' normals (1, 0) and (rho, sqrt(1 - rho^2)).
     both_positive = (sp.pi - sp.acos(rho)) / (2 * sp.pi)
     correlation = 4 * both_positive - 1  # P(same sign) - P(different) = 2 (2 P) - 1
     arcsine = 2 / sp.pi * sp.asin(rho)
     prove_equal(correlation.rewrite(sp.asin), arcsine, "correlation of signs is an arcsine")
-    return arcsine
+    # 2. Moving the mean of x by d alpha flips signs at x = 0, density phi(alpha), where y is N(beta - rho alpha, 1 - rho^2):
+    #    the derivative is 2 phi(alpha) E[sign y | x = 0]. Its own derivatives at zero means give the second order.
+    normal = sp.exp(-(alpha**2) / 2) / sp.sqrt(2 * sp.pi)
+    slope = 2 * normal * sp.erf((beta - rho * alpha) / sp.sqrt(2 * (1 - rho**2)))
+    at_zero = {alpha: 0, beta: 0}
+    same, cross = (sp.simplify(sp.diff(slope, x).subs(at_zero)) for x in (alpha, beta))
+    prove_equal(slope.subs(at_zero), sp.Integer(0), "no first order in the means")
+    second = same * (alpha**2 + beta**2) / 2 + cross * alpha * beta
+    claimed = 2 / sp.pi * (alpha * beta - rho * (alpha**2 + beta**2) / 2) / sp.sqrt(1 - rho**2)
+    prove_equal(second, claimed, "second order of the correlation of signs")
+    prove_equal(claimed.subs(rho, 0), 2 / sp.pi * alpha * beta, "independent noise")
+    return arcsine, claimed
 
 
 def derive() -> Result:
@@ -84,13 +102,13 @@ def derive() -> Result:
     first_order = eta * sum(m * v for m, v in zip(mu, mean, strict=True))
     gained = first_order - eta**2 / 2 * sum(hessian[i, j] * second(i, j) for i, j in cells)
 
-    # 3. Read off a, h0, h1. With correlated noise h0 = tr(H Cov v) gains H_ij (2/pi) arcsin(rho_ij), also without B.
+    # 3. Read off a, h0, h1. Correlated noise changes h0 (by H_ij (2/pi) arcsin rho_ij) and h1: see `sign_correlation`.
     terms = {
         a: gain * sum(m**2 / sd for m, sd in zip(mu, sigma, strict=True)),
         h0: sum(hessian[i, i] for i in range(DIMENSION)),
         h1: gain**2 * sum(mu[i] / sigma[i] * mu[j] / sigma[j] * hessian[i, j] for i, j in cells if i != j),
     }
-    arcsine = sign_correlation()
+    arcsine, correlated = sign_correlation()
     per_update = eta * sp.sqrt(batch) * a - eta**2 / 2 * (h0 + batch * h1)
     prove_equal(per_update.subs(terms), gained, "gain of one update in terms of a, h0, h1")
 
@@ -114,14 +132,15 @@ def derive() -> Result:
             r"per-sample gradient of coordinate $i$ is $\mathcal N(\mu_i, \sigma_i^2)$, coordinates independent",
             r"noise-dominated: $\sqrt B\,\mu_i/\sigma_i \ll 1$; moments to leading order, $E[v_i] = K\sqrt B\,\mu_i/\sigma_i$",
             r"update $\eta v$ with $v = \mathrm{sign}(\bar g)$, or $v = \bar g/\sqrt{E\bar g^2}$; the objective is quadratic with Hessian $-H$ over one update",
-            r"correlated noise changes $h_0$ alone, to $\mathrm{tr}(H\,\mathrm{Cov}\,v)$",
+            r"correlation $\rho_{ij}$ of noise adds $H_{ij}$ times its zeroth order to $h_0$ and replaces $K^2 s_i s_j$ in $h_1$ by its second",
         ),
         equations={
             "moment": (named(r"E[\operatorname{sign} \bar g]"), exact),
             "moment_adam": (named(r"E[\bar g/\sqrt{E\bar g^2}]"), exact_adam),
             "gain_sign": (named(r"K_{\mathrm{sign}}"), gains["sign"]),
             "gain_adam": (named(r"K_{\mathrm{Adam}}"), gains["adam"]),
-            "correlation": (named(r"E[\operatorname{sign} x \operatorname{sign} y]"), arcsine),
+            "correlation": (named(r"E[\operatorname{sign} x \operatorname{sign} y]_0"), arcsine),
+            "correlated": (named(r"E[\operatorname{sign} x \operatorname{sign} y]_2"), correlated),
             "a": (a, terms[a]),
             "h0": (h0, terms[h0]),
             "h1": (h1, sp.simplify(terms[h1])),

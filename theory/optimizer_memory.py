@@ -60,8 +60,9 @@ def derive() -> Result:
     for updates in (1, 2, 4):
         literal = sum((1 - b) * b ** (updates - 1 - i) * q**i for i in range(updates)) / (1 - b**updates)
         prove_equal(moment.subs(t, updates), literal, "first moment of a shrinking gradient")
-    excess = sp.simplify((moment / q ** (t - 1)).subs({t: 2}) - 1)
-    prove(sp.simplify(excess.subs({b: beta, q: 1 / (1 + h)})).is_positive, "on a shrinking gradient momentum steps further than the present gradient")
+    for updates in (2, 3, 5):  # older gradients are larger: the weighted mean exceeds the youngest
+        excess = sp.simplify((moment.subs(t, updates) / q ** (updates - 1) - 1).subs({b: beta, q: 1 / (1 + h)}))
+        prove(sp.factor(excess).is_positive, "on a shrinking gradient momentum steps further than the present gradient")
 
     # 5. k times the batch at the same drift rate c = eta/sqrt(B) and the same memory B/(1 - beta).
     scaled = 1 - k * (1 - b)

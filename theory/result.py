@@ -84,10 +84,16 @@ class Result:
     simulated: str
     carries: str
 
+    @staticmethod
+    def _tex(side: sp.Expr) -> str:
+        """LaTeX of one side; a symbol whose name is LaTeX, or looks like a function, is taken as it is written."""
+        raw = isinstance(side, sp.Symbol) and any(mark in side.name for mark in "\\(^")
+        return side.name if raw else sp.latex(side)
+
     def latex(self) -> str:
         """A LaTeX fragment: assumptions as a list, equations aligned."""
         lines = [f"% {self.statement}", r"\begin{itemize}", *(rf"  \item {a}" for a in self.assumptions), r"\end{itemize}", r"\begin{align}"]
-        rows = [rf"  {sp.latex(left)} &= {sp.latex(right)} \label{{eq:{self.name}:{label}}}" for label, (left, right) in self.equations.items()]
+        rows = [rf"  {self._tex(left)} &= {self._tex(right)} \label{{eq:{self.name}:{label}}}" for label, (left, right) in self.equations.items()]
         return "\n".join([*lines, " \\\\\n".join(rows), r"\end{align}"]) + "\n"
 
     def to_json(self) -> str:
@@ -97,7 +103,7 @@ class Result:
 
     def section(self, number: int) -> str:
         """A section of theory/README.md, with the equations as GitHub renders them."""
-        rows = " \\\\\n".join(f"{sp.latex(left)} &= {sp.latex(right)}" for left, right in self.equations.values())
+        rows = " \\\\\n".join(f"{self._tex(left)} &= {self._tex(right)}" for left, right in self.equations.values())
         return "\n".join(
             [
                 f"## {number}. [{self.name}]({self.name}.py)",

@@ -1,7 +1,7 @@
 """Saturation: a mean step cannot exceed the step (TC1, TC2).
 
 Statement: with s = mu/sigma the mean step is K s sqrt(B) phi(B), phi = (1 + B/B_sat)^(-1/2), B_sat = 1/(K s)^2: exactly for
-Adam with a slow second moment, and never above and at most 11.7% below the error function of a sign update. Then
+Adam with a slow second moment, and at most 11.7% below (on a dense grid nowhere above) the error function of a sign update. Then
 p = c a phi - c^2/2 (h0 + B h1 phi^2): saturation lowers the intercept of p/c in c, curvature steepens its slope, and the
 curvature loss is bounded by c^2 (h0 + h1 B_sat)/2.
 """
@@ -30,7 +30,7 @@ def worst_deficit(low: float = 1e-2, high: float = 10.0, points: int = 60_000) -
     u = np.exp(log_u)
     v = 2 * u / np.sqrt(np.pi)
     ratio = v / np.sqrt(1 + v**2) / special.erf(u)
-    prove(bool(ratio.max() <= 1), "the approximation is nowhere above the error function")
+    prove(bool(ratio.max() <= 1), "the approximation is nowhere on the grid above the error function")
     ends = (1 - 1 / np.sqrt(1 + v[0] ** 2), 1 - v[-1] / np.sqrt(1 + v[-1] ** 2))
     return float(max(1 - ratio.min() * np.exp(-(log_u[1] - log_u[0]) / 2), *ends))
 

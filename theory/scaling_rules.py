@@ -2,7 +2,8 @@
 
 Statement: the best learning rate of SGD is eta_max/(1 + B_noise/B), linear in B below B_noise. That of a sign-like update
 is a sqrt(B)/(h0 + B h1): the square-root rule below B_noise = h0/h1, a peak there, and a fall as B^-1/2 beyond it, the
-surge of Li et al.; saturation ends the fall in a constant. At the best learning rate both obey the same hyperbola.
+surge of Li et al. Saturation moves the peak to B_noise/(1 - B_noise/B_sat), takes it away where B_sat <= B_noise, and
+ends in a constant. At the best learning rate both obey the same hyperbola.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ def derive() -> Result:
     plateau = sp.limit(saturated, batch, sp.oo)
     prove_equal(plateau, a * sp.sqrt(b_sat) / (h0 + h1 * b_sat), "best learning rate past saturation")
 
+    #    With B_eff = B phi^2 < B_sat it is a sqrt(B_eff)/(h0 + B_eff h1), and B_eff = h0/h1 at the peak.
+    effective = sp.simplify(batch * phi**2)
+    prove_equal(saturated, a * sp.sqrt(effective) / (h0 + effective * h1), "saturated best learning rate in the effective batch")
+    (peak,) = sp.solve(sp.Eq(effective, h0 / h1), batch)
+    prove_equal(peak, (h0 / h1) / (1 - h0 / h1 / b_sat), "peak with saturation")
+    prove_equal(sp.limit(effective, batch, sp.oo), b_sat, "the effective batch stays below B_sat: no peak unless B_noise < B_sat")
+
     # 5. Surge law (Li et al., arXiv 2405.14578): eps_max / ((sqrt(Bn/B) + sqrt(B/Bn))/2) with its own constants, from
     #    a = sqrt(2/pi) sum mu^2/sigma and h1 = (2/pi) sum_{i != j}.
     drift, pairs = sp.symbols("A Q", positive=True)  # sum mu_i^2/sigma_i; sum_{i != j} s_i s_j H_ij
@@ -74,12 +82,14 @@ def derive() -> Result:
         assumptions=(
             r"one update against a local quadratic with $a, h_0, h_1 > 0$; each batch runs at its own best learning rate",
             r"SGD: $\|\mu\|^2 = G_2$, $\mu^\top H\mu = \kappa$, $\mathrm{tr}(H\Sigma) = n$; $x = B/B_{\mathrm{noise}}$",
+            r"surge: $B_{\mathrm{noise}} < B_{\mathrm{sat}}$; slopes and gains are those without saturation",
         ),
         equations={
             "sgd": (named(r"\eta^{*}_{\mathrm{SGD}}"), best_sgd),
             "adam": (named(r"\eta^{*}_{\mathrm{Adam}}"), best),
             "slope_sgd": (named(r"\partial\log\eta^{*}_{\mathrm{SGD}}/\partial\log B"), slope_sgd),
             "slope_adam": (named(r"\partial\log\eta^{*}_{\mathrm{Adam}}/\partial\log B"), slope),
+            "peak": (named(r"\arg\max_B\eta^{*}_{\mathrm{Adam}}"), peak),
             "plateau": (named(r"\eta^{*}_{\mathrm{Adam}}(B\to\infty)"), plateau),
             "update": (named(r"E[\Delta J]^{*}"), sp.simplify(per_update)),
             "noise": (named(r"B_{\mathrm{noise}}"), h0 / h1),

@@ -2,8 +2,8 @@
 
 Statement: in eigen-direction i of H/sigma the mean shrinks by 1 - x_i an update, x = c B K lambda, and the covariance obeys
 C -> rho C + q; a run is stable for 0 < x < 2 and settles at the noise floor c/(2 K lambda)/(1 - x/2). Samples to shrink a mean
-go as -x/ln(1 - x) = 1 - x/2 + ..., so larger batches need *fewer* samples until x = 1 + W(1/e) = 1.278..., opposite in sign
-to the 1 + x/2 of one step held against a frozen gradient. A measured gap in samples is thus no evidence for h1 by itself.
+go as -x/ln|1 - x| = 1 - x/2 + ...: fewer than those of a vanishing batch until x = 1 + W(1/e) = 1.278..., opposite in sign to
+the 1 + x/2 of one step held against a frozen gradient. A measured gap in samples is thus no evidence for h1 by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import sympy as sp
 
+from theory.local_model import normalised_moment, sign_moment
 from theory.result import Result, prove, prove_close, prove_equal
 from twoclocks import progress, trajectory
 
@@ -29,6 +30,13 @@ def derive() -> Result:
     # 1. One update: theta -> theta - eta (K sqrt(B) lambda theta) + eta xi, so the mean shrinks by x = eta sqrt(B) K lambda.
     contraction = (c * sp.sqrt(batch)) * gain * sp.sqrt(batch) * lam
     prove_equal(trajectory.contraction(batch, c, lam, gain), contraction, "trajectory.contraction")
+
+    #    K is the leading order of the mean step (theory.local_model).
+    _, leading, size, ratio = sign_moment()
+    _, leading_adam = normalised_moment(size, ratio)
+    steps = [form / (ratio * sp.sqrt(size)) for form in (leading, leading_adam)]
+    shipped = [trajectory.MEAN_STEP[name] for name in ("sign", "normalised")]
+    prove_close(shipped, [float(sp.simplify(step)) for step in steps], "trajectory.MEAN_STEP")
 
     # 2. Mean and covariance, by induction: right at k = 0, and k + 1 follows from k by the recursion.
     prove_equal(trajectory.mean_after(0, x, theta), theta, "trajectory.mean_after at 0")
@@ -115,7 +123,8 @@ def derive() -> Result:
         assumptions=(
             r"$J = -\theta^\top H\theta/2$ fixed along the run; per-sample gradients $\mathcal N(-H\theta, \mathrm{diag}\,\sigma^2)$",
             r"update $\eta v$ with $E[v] = K\sqrt B\,E[\bar g]/\sigma$ and unit variance: exact for $v = \sqrt B\,\bar g/\sigma$, leading order for signs",
-            r"$\lambda$: eigenvalue of $H/\sigma$; $E(B)/E(0)$ shrinks a mean, without the noise floor",
+            r"$\lambda$: eigenvalue of $H/\sigma$; floor and $q$ of a coordinate with unit noise (in eigen-coordinates $R\theta$ times $(RR^\top)_{ii}$)",
+            r"$E(B)/E(0)$: a mean, without the noise floor, at real-valued updates; the one-step rival has $h_0 = 0$",
         ),
         equations={
             "x": (x, contraction),
@@ -130,5 +139,5 @@ def derive() -> Result:
         },
         proven="Induction over updates and SymPy symbols through `trajectory.*`; `Quadratic` against the literal matrix recursion to 1e-9.",
         simulated="tests/test_trajectory.py (3 standard errors over B, c and S); analysis figure theory_trajectory.",
-        carries="TC1 (b) and TC2: a gap in samples appears past x = 1.278, from saturation, the noise floor, or a gradient that does not decay.",
+        carries="TC1 (b) and TC2: on a quadratic a gap in samples needs x > 1.278, or something outside this model.",
     )

@@ -7,7 +7,8 @@ m is drift of Y per sample and unit of c, g^2 its variance. PPO's min drops the 
     f(j) = Phi((e - c j m)/(c g sqrt(j)))      survives at age j,      share = mean of f(k B), k = 0..S-1.
 
 For m >= 0, f falls with age. So at fixed S >= 2 the share falls with B (the clock is delayed more at large B), at S = 1
-nothing is clipped, and at fixed rollout size S B it rises with B. Derived in theory/clipping.py.
+nothing is clipped, and at fixed rollout size S B it rises when B is multiplied by a whole number. Derived in
+theory/clipping.py.
 """
 
 from __future__ import annotations
@@ -26,10 +27,17 @@ def thresholds(clip: tuple[float, float] | None) -> tuple[float, float]:
     """Log-ratio distances in the advantage direction at which completions with (negative, positive) advantage are dropped.
 
     (-log(1 - eps_low), log(1 + eps_high)); infinite where there is no bound (eps_low = 1, or clip None).
+
+    Raises
+    ------
+    SettingError
+        If not 0 < eps_low <= 1 or not eps_high > 0.
     """
     if clip is None:
         return math.inf, math.inf
     low, high = clip
+    if not (0 < low <= 1 and high > 0):
+        raise SettingError(f"clip={clip}: must be (low, high) with 0 < low <= 1 and high > 0, or None")
     return (-math.log1p(-low) if low < 1 else math.inf), math.log1p(high)
 
 
@@ -69,9 +77,9 @@ def surviving_share(
     SettingError
         If S < 1, spread <= 0 or positive is no share.
     """
-    if updates_per_rollout < 1 or not spread > 0 or not 0 <= positive <= 1:
-        raise SettingError(f"updates_per_rollout={updates_per_rollout}, spread={spread}, positive={positive}: must be >= 1, > 0 and in [0, 1]")
-    ages = batch * np.arange(updates_per_rollout)
+    if updates_per_rollout < 1 or updates_per_rollout % 1 or not spread > 0 or not 0 <= positive <= 1:
+        raise SettingError(f"updates_per_rollout={updates_per_rollout}, spread={spread}, positive={positive}: must be whole, > 0 and in [0, 1]")
+    ages = batch * np.arange(int(updates_per_rollout))
     low, high = (survival(ages, drift_rate, threshold=e, drift=drift, spread=spread) for e in thresholds(clip))
     return float(np.mean((1 - positive) * low + positive * high))
 
@@ -99,16 +107,27 @@ def observed_share(log_ratio: ArrayLike, advantage: ArrayLike, clip: tuple[float
     return float((w * np.where(a > 0, y <= high, -y <= low)).sum() / w.sum())
 
 
-def delay(share: Any, optimizer: Literal["sgd", "adam"] = "adam") -> Any:
-    """Samples to failure relative to no clip, if drift falls with the share: 1/share for SGD, share^(-1/2) for Adam.
+def delay(share: Any, optimizer: Literal["sgd", "adam"] = "adam", law: Literal["drift", "diffusion"] = "drift") -> Any:
+    """Samples to failure relative to no clip.
 
-    Adam with a slow second moment divides by the root mean square of what survives, and so wins a square root back. The
-    first update of a rollout always survives, so the bounds are S and sqrt(S). Plain arithmetic.
+    SGD moves, and spreads, in proportion to the share: 1/share under either law. Adam with a slow second moment divides by the
+    root mean square of what survives: share^(-1/2) under L1 (drift), and 1 under L2 (diffusion), as its steps keep their size.
+    The first update of a rollout always survives, so the bounds are S and sqrt(S). Plain arithmetic.
 
+    Raises
+    ------
+    SettingError
+        If optimizer or law is unknown.
+
+    Notes
+    -----
     It counts dropped gradients alone, which holds while `pull_back` is small against 1. Beyond, what survives pulls back
     towards the rollout policy and delays further, past both bounds; `twoclocks.trajectory.simulate` includes it.
     """
-    return share ** (-1 if optimizer == "sgd" else -0.5)
+    powers = {("sgd", "drift"): -1, ("sgd", "diffusion"): -1, ("adam", "drift"): -0.5, ("adam", "diffusion"): 0}
+    if (optimizer, law) not in powers:
+        raise SettingError(f"optimizer={optimizer!r}, law={law!r}: must be sgd or adam, drift or diffusion")
+    return share ** powers[optimizer, law]
 
 
 def pull_back(density: Any, age_over_dimension: Any) -> Any:

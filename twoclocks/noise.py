@@ -1,8 +1,9 @@
 """Gradient noise: how much of a batch gradient is signal, and which part of the noise is prompts, which rollouts.
 
 A batch of P prompts with K completions each has gradient g = mean of g_bk. With G = E[g], prompts add variance s_inter
-and completions of one prompt s_intra, so that tr Cov(g) = s_inter/P + s_intra/(P K) + (K - 1)/(K P) kappa: kappa is the
-covariance of two completions of a group, which a group baseline makes non-zero. Derived in theory/gradient_noise.py.
+and completions of one prompt s_intra, so that tr Cov(g) = s_inter/P + s_intra/(P K) + (K - 1)/(K P) kappa E|G_b|^2: a group
+baseline makes two completions of a group covary by kappa |G_b|^2, with E|G_b|^2 = |G|^2 + s_inter. Derived in
+theory/gradient_noise.py.
 """
 
 from __future__ import annotations
@@ -64,15 +65,29 @@ def noise_batch(signal: Any, inter: Any, intra: Any, group: Any, kappa: Any) -> 
 
 
 def reuse_inflation(age: ArrayLike, drift_rate: float, *, spread: float) -> np.ndarray:
-    """Growth delta of intra-prompt noise by importance weights j samples after the rollout, exp(c^2 j g^2) - 1.
+    """Growth delta of a completion's squared gradient by importance weights j samples after the rollout, exp(c^2 j g^2) - 1.
 
     E[rho^2] - 1 for a log-ratio N(-v/2, v), v = c^2 j g^2, that is independent of the gradient; g as in `twoclocks.clipping`.
     """
     return np.expm1(drift_rate**2 * np.asarray(age, float) * spread**2)
 
 
+def mean_inflation(batch: float, drift_rate: float, *, updates_per_rollout: int, spread: float) -> float:
+    """`reuse_inflation` averaged over the S updates of a rollout, at ages 0, B, ..., (S - 1) B."""
+    return float(reuse_inflation(batch * np.arange(updates_per_rollout), drift_rate, spread=spread).mean())
+
+
+def reused_intra(intra: Any, signal: Any, inter: Any, inflation: Any) -> Any:
+    """Intra-prompt noise of reused completions, (1 + delta) s_intra + delta E|G_b|^2; prompts' own noise stays. Plain arithmetic."""
+    return (1 + inflation) * intra + inflation * (signal + inter)
+
+
 def inflated_model(inflation: Any, *, a: Any, h0: Any, h1: Any) -> dict[str, Any]:
-    """The local model's coefficients when noise variance grows by 1 + delta: a/sqrt(1 + delta), h0, h1/(1 + delta). Plain arithmetic."""
+    """The local model's coefficients when all noise variance grows by 1 + delta: a/sqrt(1 + delta), h0, h1/(1 + delta).
+
+    With `mean_inflation` as delta (where intra-prompt noise dominates), `progress.critical_batch` of these is B_crit at S
+    updates per rollout. Plain arithmetic.
+    """
     return {"a": a * (1 + inflation) ** -0.5, "h0": h0, "h1": h1 / (1 + inflation)}
 
 
@@ -119,7 +134,7 @@ def split_noise(gradients: ArrayLike, baseline: Baseline = "group") -> NoisePart
     Parameters
     ----------
     gradients : (P, K, d) array
-        Gradient of each completion's term, advantages included; any fixed projection of it does.
+        Gradient of each completion's term, advantages included, in d coordinates (of a subspace: its parts alone).
     baseline : {"group", "leave-one-out", "none"}
         How advantages were centred. Division by the group's standard deviation (GRPO) is not modelled: pass gradients
         of plain centred advantages.
@@ -127,8 +142,10 @@ def split_noise(gradients: ArrayLike, baseline: Baseline = "group") -> NoisePart
     Raises
     ------
     FitError
-        If there are fewer than two prompts or completions a prompt, or a value is not finite.
+        If there are fewer than two prompts or completions a prompt, a value is not finite, or the baseline is unknown.
     """
+    if baseline not in ("none", "leave-one-out", "group"):
+        raise FitError(f"baseline={baseline!r}: must be none, leave-one-out or group")
     g = np.asarray(gradients, float)
     if g.ndim != 3 or min(g.shape[:2]) < 2 or not np.isfinite(g).all():
         raise FitError(f"gradients of shape {g.shape}: need finite values over (prompts, group, coordinates) with at least two prompts and two completions")

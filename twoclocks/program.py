@@ -14,7 +14,7 @@ from scipy import optimize
 
 from twoclocks.errors import NeverReachedError, SettingError
 
-TINY = 1e-6  # a share of the budget below this is the solver's rounding
+TINY = 1e-9  # a share below this is the solver's rounding
 
 
 def switch_samples(hazard1: Any, hazard2: Any, *, samples: Any, safety: Any) -> Any:
@@ -46,14 +46,18 @@ def most_progress(progress: ArrayLike, hazard: ArrayLike, *, samples: float, saf
     ------
     NeverReachedError
         If no setting makes progress.
+    SettingError
+        If a budget is not positive, a hazard is negative, or a rate is not finite.
     """
-    p, r = np.asarray(progress, float), np.asarray(hazard, float)
-    scale = p.max()
-    if scale <= 0:
+    p, r = _rates(progress, hazard)
+    if not (samples > 0 and safety > 0):
+        raise SettingError(f"samples={samples}, safety={safety}: both budgets must be positive")
+    if p.max() <= 0:
         raise NeverReachedError("no setting makes progress per sample; run smaller learning rates")
-    # Rows and objective of order one: hazards are 1e-6 and HiGHS has absolute tolerances
-    result = optimize.linprog(-p / scale, A_ub=np.stack([np.ones_like(p), r * samples / safety]), b_ub=[1.0, 1.0], method="highs-ds")
-    return np.where(result.x > TINY, result.x, 0.0) * samples
+    # In units of the most that each setting can take, so that every coefficient is of order one: HiGHS has absolute tolerances
+    most = np.full_like(p, samples)
+    np.divide(safety, r, out=most, where=r * samples > safety)
+    return most * _solve(-p * most, np.stack([most / samples, r * most / safety]), [1.0, 1.0])
 
 
 def fewest_seconds(progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *, gain: float, safety: float) -> np.ndarray:
@@ -80,15 +84,30 @@ def fewest_seconds(progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *
     NeverReachedError
         If the least hazard per progress, times the gain, exceeds the safety budget.
     SettingError
-        If gain is not positive.
+        If gain or safety is not positive, a hazard is negative, or a rate is not finite.
     """
-    p, r, s = (np.asarray(v, float) for v in (progress, hazard, seconds))
-    if not gain > 0:
-        raise SettingError(f"gain={gain}: must be positive")
-    useful = p > 0
-    least = float((r[useful] / p[useful]).min()) * gain if useful.any() else np.inf
+    p, r, s = _rates(progress, hazard, seconds)
+    if not (gain > 0 and safety > 0):
+        raise SettingError(f"gain={gain}, safety={safety}: both must be positive")
+    useful = np.flatnonzero(p > 0)  # a setting without progress costs seconds and hazard, and gives nothing
+    alone = gain / p[useful]  # samples to the gain at one setting
+    least = float((r[useful] * alone).min(initial=np.inf))
     if least > safety:
         raise NeverReachedError(f"a gain of {gain:.4g} costs at least {least:.3g} of a collapse at any of the settings, more than safety={safety:g}")
-    unit = gain / p.max()  # samples of the fastest setting in samples
-    result = optimize.linprog(s / s.max(), A_ub=np.stack([-p / p.max(), r * unit / safety]), b_ub=[-1.0, 1.0], method="highs-ds")
-    return np.where(result.x > TINY * result.x.max(), result.x, 0.0) * unit
+    x = np.zeros_like(p)
+    x[useful] = alone * _solve(s[useful] * alone, np.stack([-np.ones(len(useful)), r[useful] * alone / safety]), [-1.0, 1.0])
+    return x
+
+
+def _rates(*rates: ArrayLike) -> list[np.ndarray]:
+    arrays = [np.asarray(rate, float) for rate in rates]
+    if not all(np.isfinite(a).all() and a.shape == arrays[0].shape and a.ndim == 1 for a in arrays) or any((a < 0).any() for a in arrays[1:]):
+        raise SettingError("rates must be finite and of one length, hazards and seconds not negative")
+    return arrays
+
+
+def _solve(cost: np.ndarray, rows: np.ndarray, limits: list[float]) -> np.ndarray:
+    result = optimize.linprog(cost / np.abs(cost).max(), A_ub=rows, b_ub=limits, method="highs-ds")
+    if result.x is None:
+        raise NeverReachedError(f"the program was not solved ({result.message}); leave out settings whose rates differ by many orders of magnitude")
+    return np.where(result.x > TINY * result.x.max(), result.x, 0.0)

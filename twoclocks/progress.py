@@ -195,7 +195,7 @@ class ProgressClock:
         return gain / rate
 
     def critical_batch(self, drift_rate: float, loss_fraction: float = 0.2, *, extrapolate: bool = False) -> float:
-        """B_crit(f; c), completions per update; infinite if h1 <= 0.
+        """B_crit(f; c), completions per update; infinite if h1 <= 0 and h0 alone loses less.
 
         Raises
         ------
@@ -213,11 +213,11 @@ class ProgressClock:
     def _limit(self, formula: Any, drift_rate: float, loss_fraction: float, extrapolate: bool) -> float:
         if not extrapolate:
             check_range("drift_rate", drift_rate, self.drift_range)
+        if formula(loss_fraction, drift_rate, a=self.a, h0=self.h0, h1=1.0) <= 0:  # h0 alone loses more
+            raise NeverReachedError(f"at drift rate {drift_rate:.3g} every batch loses more than {loss_fraction:.0%} of the drift: lower the learning rate")
         if self.h1 <= 0:
             return math.inf
         batch = float(formula(loss_fraction, drift_rate, **self._model))
-        if batch <= 0:
-            raise NeverReachedError(f"at drift rate {drift_rate:.3g} every batch loses more than {loss_fraction:.0%} of the drift: lower the learning rate")
         if not extrapolate:
             check_range("critical batch", batch, self.batch_range)
         return batch

@@ -1,7 +1,7 @@
 """The exact multi-update quadratic: closed-form moments of a whole run, and a vectorised simulator of many runs.
 
 The objective is J(theta) = -theta' H theta / 2 and per-sample gradients are N(-H theta, diag(sigma^2)). One update moves
-theta by eta v with v = sign(g), or v = sqrt(B) g/sigma: Adam whose slow second moment has settled on the noise. In the
+theta by eta v with v = sign(g), or v = sqrt(B) g/sigma: Adam whose slow second moment has settled on the unclipped noise. In the
 noise-dominated regime both have E[v] = K sqrt(B) E[g]/sigma and unit variance, with K = sqrt(2/pi) or 1. With
 x_i = c B K lambda_i in eigen-direction i of H/sigma, the mean shrinks by 1 - x_i an update; it is stable for 0 < x_i < 2.
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, special
 
+from twoclocks.clipping import thresholds
 from twoclocks.errors import NeverReachedError, SettingError
 
 Update = Literal["sign", "normalised", "adam"]
@@ -48,14 +49,15 @@ def covariance_after(updates: Any, x: Any, y: Any, start: Any, noise: Any) -> An
 
 
 def noise_floor(batch: Any, drift_rate: Any, curvature: Any, gain: Any) -> Any:
-    """Variance that a coordinate settles at, c/(2 K lambda)/(1 - x/2). Plain arithmetic."""
+    """Variance that a coordinate of unit update noise settles at, c/(2 K lambda)/(1 - x/2). Plain arithmetic."""
     return drift_rate / (2 * gain * curvature) / (1 - contraction(batch, drift_rate, curvature, gain) / 2)
 
 
 def relative_samples(x: ArrayLike) -> np.ndarray:
-    """E(B)/E(0) = -x/ln|1 - x|, samples to shrink a mean by a given factor relative to a vanishing batch.
+    """E(B)/E(0) = -x/ln|1 - x|, samples to shrink a mean by a given factor relative to a vanishing batch, at real-valued updates.
 
-    1 - x/2 + ...: below `PARITY` (x = 1.278) larger batches need *fewer* samples, against the 1 + x/2 of one step.
+    1 - x/2 + ...: fewer than a vanishing batch up to `PARITY` (x = 1.278), least about x = 1, where one update (its B samples) does
+    it all and the formula says 0; one step held against a frozen gradient says 1 + x/2.
 
     Raises
     ------
@@ -75,8 +77,8 @@ class Quadratic:
 
     Parameters
     ----------
-    hessian : (d, d) array
-        H, symmetric positive semi-definite; J = -theta' H theta / 2.
+    hessian : (d, d) or (d,) array
+        H, symmetric positive semi-definite, or its diagonal; J = -theta' H theta / 2.
     noise : (d,) array
         sigma, standard deviation of one completion's gradient in each coordinate, independent between coordinates.
     start : (d,) array
@@ -85,7 +87,7 @@ class Quadratic:
     Raises
     ------
     SettingError
-        If shapes disagree, H is not symmetric, or a noise is not positive.
+        If shapes disagree, H is not symmetric and positive semi-definite, or a noise is not positive.
     """
 
     hessian: np.ndarray
@@ -94,16 +96,23 @@ class Quadratic:
 
     def __post_init__(self) -> None:
         d = len(self.start)
-        if self.hessian.shape != (d, d) or self.noise.shape != (d,):
+        if self.hessian.shape not in ((d, d), (d,)) or self.noise.shape != (d,):
             raise SettingError(f"start has {d} coordinates, hessian is {self.hessian.shape} and noise {self.noise.shape}; they must agree")
         if not np.allclose(self.hessian, self.hessian.T):
             raise SettingError("hessian is not symmetric")
+        curvature = self.hessian if self.hessian.ndim == 1 else np.linalg.eigvalsh(self.hessian)
+        if curvature.min() < -1e-9 * np.abs(curvature).max():
+            raise SettingError(f"hessian has the negative curvature {curvature.min():.3g}: the quadratic has no minimum")
         if np.any(self.noise <= 0):
             raise SettingError("every coordinate needs positive gradient noise: the model is noise-dominated")
 
     def loss(self, theta: np.ndarray) -> np.ndarray:
         """-J = theta' H theta / 2 over the last axis."""
-        return ((theta @ self.hessian) * theta).sum(-1) / 2
+        return (self.slope(theta) * theta).sum(-1) / 2
+
+    def slope(self, theta: np.ndarray) -> np.ndarray:
+        """H theta over the last axis."""
+        return theta * self.hessian if self.hessian.ndim == 1 else theta @ self.hessian
 
     def modes(self) -> tuple[np.ndarray, np.ndarray]:
         """(lambda, R): eigenvalues of diag(sigma)^-1/2 H diag(sigma)^-1/2 and R with R theta = coordinates of its eigen-directions.
@@ -111,7 +120,8 @@ class Quadratic:
         The mean obeys m -> (I - c B K diag(1/sigma) H) m, which these directions make diagonal.
         """
         root = np.sqrt(self.noise)
-        curvature, vectors = np.linalg.eigh(self.hessian / np.outer(root, root))
+        hessian = np.diag(self.hessian) if self.hessian.ndim == 1 else self.hessian
+        curvature, vectors = np.linalg.eigh(hessian / np.outer(root, root))
         return curvature, vectors.T * root
 
     def moments(self, samples: ArrayLike, batch: float, drift_rate: float, update: Update = "normalised") -> tuple[np.ndarray, np.ndarray]:
@@ -130,11 +140,20 @@ class Quadratic:
         -------
         mean : (n, d) array
         covariance : (n, d, d) array
+
+        Raises
+        ------
+        SettingError
+            If update is neither, or k is a fraction where a direction oversteps (x > 1).
         """
+        if update not in MEAN_STEP:
+            raise SettingError(f"update={update!r}: closed forms exist for normalised and sign updates; simulate the others")
         k = np.asarray(samples, float)[:, None] / batch
         curvature, into = self.modes()
         back = np.linalg.inv(into)
         x = contraction(batch, drift_rate, curvature, MEAN_STEP[update])
+        if x.max() > 1 and np.any(k % 1):
+            raise SettingError(f"c B K lambda = {x.max():.3g} > 1 oversteps: moments exist at whole updates, multiples of the batch, only")
         mean = mean_after(k, x, into @ self.start) @ back.T
         noise = drift_rate**2 * batch * into @ into.T  # eta^2 I in the eigen-directions
         with np.errstate(invalid="ignore"):
@@ -146,7 +165,7 @@ class Quadratic:
     def expected_loss(self, samples: ArrayLike, batch: float, drift_rate: float, update: Update = "normalised") -> np.ndarray:
         """E[-J] after n completions, (tr H Cov + m' H m)/2, shape (n,)."""
         mean, covariance = self.moments(np.atleast_1d(samples), batch, drift_rate, update)
-        return self.loss(mean) + np.einsum("ij,nji->n", self.hessian, covariance) / 2
+        return self.loss(mean) + self.slope(covariance).trace(axis1=1, axis2=2) / 2
 
     def samples_to_loss(self, target: float, batch: float, drift_rate: float, update: Update = "normalised") -> float:
         """Training completions (k B with real-valued k) until the expected loss first falls to a target.
@@ -161,7 +180,11 @@ class Quadratic:
         SettingError
             If the target is not below the start, or an update oversteps (x >= 1), so that the loss is no smooth function of k.
         """
+        if update not in MEAN_STEP:
+            raise SettingError(f"update={update!r}: closed forms exist for normalised and sign updates; simulate the others")
         curvature, _ = self.modes()
+        if curvature.max() <= 0:
+            raise NeverReachedError("the quadratic is flat: nothing contracts")
         x = contraction(batch, drift_rate, curvature[curvature > 1e-12 * curvature.max()], MEAN_STEP[update])
         if x.max() >= 2:
             raise NeverReachedError(f"c B K lambda = {x.max():.3g} >= 2: the run diverges; lower the learning rate or the batch")
@@ -190,7 +213,7 @@ class Trajectories:
         Training completions at which theta was recorded: the last whole update at or before each asked-for count.
     theta : (settings, times, seeds, d) array
     share : (settings,) array
-        Share of completions whose gradient survived the clip, over all updates and seeds.
+        Share of completions whose gradient survived the clip, over all updates and seeds; NaN without an update.
     """
 
     samples: np.ndarray
@@ -208,7 +231,7 @@ def simulate(
     rng: np.random.Generator,
     update: Update = "normalised",
     updates_per_rollout: ArrayLike = 1,
-    clip: tuple[float, float] = (math.inf, math.inf),
+    clip: tuple[float, float] | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> Trajectories:
     """Run settings x seeds in one array program.
@@ -224,9 +247,8 @@ def simulate(
     rng : numpy.random.Generator
     update : {"normalised", "sign", "adam"}
         "adam" is bias-corrected Adam with eps = 0 on the clipped batch gradient.
-    clip : (float, float)
-        Distance of the log-ratio in the advantage direction at which a completion with negative, positive advantage loses
-        its gradient (`twoclocks.clipping.thresholds`); completions have either sign with probability 1/2. The log-ratio
+    clip : (eps_low, eps_high) or None
+        Ratio clip; completions have either sign of advantage with probability 1/2. The log-ratio
         is that of a policy with unit advantages: gradient . (theta - anchor), with the anchor frozen for S updates.
 
     Notes
@@ -238,17 +260,21 @@ def simulate(
     Raises
     ------
     SettingError
-        If shapes do not broadcast to one axis of settings, or a value is not positive.
+        If shapes do not broadcast to one axis of settings, a value is not positive, S is no whole number, or `at` is empty
+        or negative.
     """
+    bounds, at = thresholds(clip), np.atleast_1d(np.asarray(at, float))
     try:
         b, c, s = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v, float)) for v in (batch, drift_rate, updates_per_rollout)))
     except ValueError as error:
         raise SettingError(f"batch, drift_rate and updates_per_rollout must broadcast to one axis of settings: {error}") from error
-    if b.ndim != 1 or min(b.min(), c.min(), s.min()) <= 0 or seeds < 1:
-        raise SettingError("batch, drift_rate, updates_per_rollout and seeds must be positive, settings along one axis")
+    if b.ndim != 1 or min(b.min(), c.min(), s.min()) <= 0 or seeds < 1 or np.any(s % 1):
+        raise SettingError("batch, drift_rate, updates_per_rollout (whole) and seeds must be positive, settings along one axis")
+    if at.ndim != 1 or not at.size or at.min() < 0:
+        raise SettingError("at: give at least one sample count, none negative, along one axis")
     order = np.argsort(b, kind="stable")  # small batches take most updates: the settings still running are a leading slice
     b, c, s = (v[order][:, None, None] for v in (b, c, s))
-    times = np.floor(np.asarray(at, float)[None, :] / b[:, :, 0])  # updates done at each record
+    times = np.floor(at[None, :] / b[:, :, 0] + 1e-9)  # updates done at each record
     last = times.max(axis=1)
     running = np.searchsorted(-last, -np.arange(last.max() + 1))  # settings with an update left after k
     records: dict[float, list[tuple[int, int]]] = {}
@@ -257,18 +283,18 @@ def simulate(
     d = len(world.start)
     theta = np.tile(world.start, (len(b), seeds, 1))
     anchor, out, kept = theta.copy(), np.empty((len(b), times.shape[1], seeds, d)), np.zeros(len(b))
-    clipped, ascent = min(clip) < math.inf, -world.hessian
+    clipped = min(bounds) < math.inf
     step = _Step(update, theta.shape, betas)
     lr, root = c * np.sqrt(b), world.noise / np.sqrt(b)
     for k, n in enumerate(running):
         for setting, which in records.get(k, ()):
             out[setting, which] = theta[setting]
         here = theta[:n]
-        mean = here @ ascent
+        mean = -world.slope(here)
         if clipped:
             fresh = np.flatnonzero(k % s[:n, 0, 0] == 0)
             anchor[fresh] = here[fresh]
-            gradient, share = _clipped(mean, here - anchor[:n], world.noise, b[:n], clip, rng)
+            gradient, share = _clipped(mean, here - anchor[:n], world.noise, b[:n], bounds, rng)
             kept[:n] += share.mean(axis=(1, 2))
         else:
             gradient = rng.standard_normal(here.shape)
@@ -278,7 +304,8 @@ def simulate(
         gradient *= lr[:n]
         here += gradient
     back = np.argsort(order)
-    return Trajectories((times * b[:, :, 0])[back], out[back], (kept / np.maximum(last, 1) if clipped else np.ones(len(b)))[back])
+    share = np.divide(kept if clipped else last, last, out=np.full(len(b), np.nan), where=last > 0)
+    return Trajectories((times * b[:, :, 0])[back], out[back], share[back])
 
 
 class _Step:
@@ -305,7 +332,7 @@ class _Step:
 
 
 def _clipped(
-    mean: np.ndarray, delta: np.ndarray, noise: np.ndarray, batch: np.ndarray, clip: tuple[float, float], rng: np.random.Generator
+    mean: np.ndarray, delta: np.ndarray, noise: np.ndarray, batch: np.ndarray, bounds: tuple[float, float], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """(batch mean of g 1[g . delta <= e], expected share of completions that keep their gradient)."""
     spread = noise * delta
@@ -314,7 +341,7 @@ def _clipped(
     u = np.divide(spread, length, out=np.zeros_like(spread), where=moved)
     along = (mean * delta).sum(-1, keepdims=True)
     share, pull, second = np.zeros_like(length), np.zeros_like(length), np.zeros_like(length)
-    for e in clip:  # half of the completions each
+    for e in bounds:  # half of the completions each
         z = np.divide(e - along, length, out=np.full_like(length, np.inf), where=moved)
         survive, density = special.ndtr(z), np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
         share += survive / 2
