@@ -66,7 +66,10 @@ class ProbeConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides a run. `trl` holds further GRPOConfig fields; unknown ones make GRPOConfig raise."""
+    """Everything that decides a run. `trl` holds further GRPOConfig fields; unknown ones make GRPOConfig raise.
+
+    `generation_chunk`: most sequences of one generate call; `save_every`: updates between checkpoints, 0 for none.
+    """
 
     sweep: str
     testbed: str
@@ -79,6 +82,8 @@ class RunConfig:
     evaluation: EvaluationConfig
     probe: ProbeConfig
     micro_batch: int | None = None
+    generation_chunk: int | None = None
+    save_every: int = 0
     trl: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

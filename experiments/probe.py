@@ -48,8 +48,8 @@ class Probe(TrainerCallback):
 
     Parameters
     ----------
-    trainer : MeteredGRPOTrainer
-        Its `update_meter` supplies the parameter change.
+    trainer : ScheduledGRPOTrainer
+        Its meter, which measures the same updates, supplies the parameter change.
     problems : list of Problem
         Held-out prompts; the setting's group of completions is drawn for each.
     recorder : Recorder
@@ -95,7 +95,7 @@ class Probe(TrainerCallback):
             batch = self._sample(state.global_step)
             correct = verified(self.tokenizer, self.task, self.problems, batch[0][:, batch[2] :])
             rewards = torch.tensor(correct, dtype=torch.float32, device=batch[0].device)
-            parameters = self.trainer.update_meter.parameters()
+            parameters = self.trainer.meter.parameters()
             self._gradient = reward_gradient(self.trainer.model, parameters, batch, rewards, self.group)
 
     @torch.no_grad()
@@ -103,10 +103,11 @@ class Probe(TrainerCallback):
         if self._gradient is None:
             return
         ids, attention, width = self._fixed
-        log_ratio = completion_logps(self.trainer.model, ids, attention, width) - self._reference
-        mask = attention[:, width:]
         metrics = self.trainer._metrics["train"]
-        metrics["probe/k3"].append((((torch.expm1(log_ratio) - log_ratio) * mask).sum() / mask.sum()).item())
-        gain = sum((d * g).sum() for d, g in zip(self.trainer.update_meter.delta, self._gradient, strict=True))
+        if self._reference is not None:  # a run resumed inside a rollout no longer has the policy that sampled it
+            log_ratio = completion_logps(self.trainer.model, ids, attention, width) - self._reference
+            mask = attention[:, width:]
+            metrics["probe/k3"].append((((torch.expm1(log_ratio) - log_ratio) * mask).sum() / mask.sum()).item())
+        gain = sum((d * g).sum() for d, g in zip(self.trainer.meter.delta, self._gradient, strict=True))
         metrics["probe/gain"].append(float(gain))
         self._gradient = None

@@ -21,23 +21,21 @@ from transformers import TrainerCallback
 
 from experiments.config import RunConfig
 from twoclocks import records, schema
+from twoclocks.timetable import Timetable
 
-# TRL's and our meter's log keys -> columns of the curve table
+# TRL's log keys -> columns of the curve table; our meter's carry the column's name behind `twoclocks/`
 LOGGED = {
     "learning_rate": "lr",
     "reward": "reward",
-    "drift/abs_log_ratio": "drift_abs",
-    "drift/k3": "drift_k3",
-    "clip_ratio/low_mean": "clip_frac_low",
-    "clip_ratio/high_mean": "clip_frac_high",
     "entropy": "entropy",
     "grad_norm": "grad_norm",
-    "drift/update_norm": "update_norm",
     "completions/mean_length": "length",
     "frac_reward_zero_std": "zero_std_frac",
     "probe/k3": "probe_k3",
     "probe/gain": "probe_gain",
 }
+METERED = "twoclocks/"
+COLUMNS = {c.name: c for c in schema.CURVE_COLUMNS}
 
 
 def device_name() -> str:
@@ -121,15 +119,17 @@ class Recorder(TrainerCallback):
         Run folder.
     row : dict
         The run's row; kept up to date in `self.row`.
+    timetable : Timetable
+        What the run follows.
     evaluate : callable
         Returns held-out accuracy of the policy as it is.
     """
 
-    def __init__(self, folder: Path, row: dict[str, Any], config: RunConfig, evaluate: Callable[[], float]) -> None:
-        self.folder, self.row, self.evaluate = folder, row, evaluate
-        self.setting = config.schedule.stages[0].setting
+    def __init__(self, folder: Path, row: dict[str, Any], config: RunConfig, timetable: Timetable, evaluate: Callable[[], float]) -> None:
+        self.folder, self.row, self.evaluate, self.timetable = folder, row, evaluate, timetable
         self.due = config.evaluations()
         self.spent = 0.0  # seconds of training only
+        self.attempt = 0
         self._resumed = time.perf_counter()
         self._pending: list[dict[str, Any]] = []
 
@@ -151,9 +151,18 @@ class Recorder(TrainerCallback):
             self.resume()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        start = self.evaluate()
-        self.row = write_run(self.folder, self.row, start_acc=start)
-        self._write(0, {"heldout_acc": start}, border=True)
+        path = self.folder / "curve.jsonl"
+        if path.exists():  # an attempt before this one was killed
+            before = records.read_curve(path)
+            self.attempt = int(before["attempt"].max()) + 1
+            kept = before[before["update"] <= state.global_step]
+            self.spent = float(kept["seconds"].max()) if len(kept) else 0.0
+        if state.global_step == 0:
+            start = self.evaluate()
+            self.row = write_run(self.folder, self.row, start_acc=start)
+            self._write(0, {"heldout_acc": start}, border=True)
+        done = self.timetable.samples_before(state.global_step)
+        self.due = [n for n in self.due if n > done]
         self.resume()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
@@ -162,28 +171,33 @@ class Recorder(TrainerCallback):
         self.pause()
         update = state.global_step
         values = {column: logs[key] for key, column in LOGGED.items() if logs.get(key) is not None}
+        values |= {key.removeprefix(METERED): v for key, v in logs.items() if key.startswith(METERED) and key.removeprefix(METERED) in COLUMNS}
         if "grad_norm" in values and args.max_grad_norm:
             values["grad_clipped"] = float(values["grad_norm"] > args.max_grad_norm)
-        if self.due and update * self.setting.batch >= self.due[0]:
+        if self.due and self.timetable.samples_before(update) >= self.due[0]:
             values["heldout_acc"] = self.evaluate()
-            self.due = [n for n in self.due if n > update * self.setting.batch]
-        self._write(update, values, border=update % self.setting.updates_per_rollout == 0)
+            self.due = [n for n in self.due if n > self.timetable.samples_before(update)]
+        rollout = self.timetable.rollout(update - 1)
+        self._write(update, values, border=update == rollout.update + rollout.updates)
         self.resume()
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._flush()  # rows up to a checkpoint must outlive it
+
     def _write(self, update: int, values: dict[str, Any], *, border: bool) -> None:
-        setting, rollouts = self.setting, math.ceil(update / self.setting.updates_per_rollout)
+        rollout = self.timetable.rollout(max(0, update - 1))
+        generated = sum(r.setting.rollout for r in self.timetable.rollouts[: rollout.index + 1]) if update else 0
         counters = {
             "run_id": self.row["run_id"],
-            "attempt": 0,
+            "attempt": self.attempt,
             "update": update,
-            "samples": update * setting.batch,
-            "samples_generated": rollouts * setting.rollout,
-            "rollout": rollouts,
-            "batch": setting.batch,
+            "samples": self.timetable.samples_before(update),
+            "samples_generated": generated,
+            "rollout": rollout.index + 1 if update else 0,
+            "batch": rollout.setting.batch,
             "seconds": self.spent,
         }
-        row = {c.name: None for c in schema.CURVE_COLUMNS} | counters
-        row |= {name: float(v) for name, v in values.items() if math.isfinite(float(v))}
+        row = {name: None for name in COLUMNS} | {name: _measured(name, v) for name, v in values.items()} | counters
         self._pending.append(row)
         if border:
             self._flush()
@@ -197,3 +211,13 @@ class Recorder(TrainerCallback):
     def _flush(self) -> None:
         records.append_jsonl(self.folder / "curve.jsonl", self._pending)
         self._pending = []
+
+
+def _measured(name: str, value: Any) -> Any:
+    """A value as its column keeps it; what is not finite was not measured."""
+    if COLUMNS[name].kind == "str":
+        return value
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    return int(number) if COLUMNS[name].kind == "int" else number

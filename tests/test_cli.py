@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from twoclocks import Schedule, records
+from twoclocks import Schedule, Setting, records
+from twoclocks import schedule as schedules
 from twoclocks.cli import main
 
 RESULTS = Path(__file__).parents[1] / "experiments/results"
@@ -105,3 +106,17 @@ def test_unidentified_clock_exits_2_with_the_remedy(run, planted, tmp_path):
 
 def test_version(run):
     assert run("version").stdout.strip() == __import__("twoclocks").__version__
+
+
+def test_check_says_what_a_configuration_will_do(run, tmp_path):
+    config, made = tmp_path / "grpo.yaml", tmp_path / "schedule.json"
+    config.write_text("per_device_train_batch_size: 4\ngradient_accumulation_steps: 4\nsteps_per_generation: 2\nnum_iterations: 2\n")
+    done = run("check", config)
+    assert done.returncode == 2
+    assert "16 completions per optimizer update" in done.stdout and "refused: gradient_accumulation_steps=4 exceeds" in done.stdout
+    config.write_text("per_device_train_batch_size: 8\nlogging_nan_inf_filter: false\n")
+    schedules.sqrt_switch(Setting(batch=32, lr=1e-6, updates_per_rollout=4), 128, 1024, 4096).save(made)
+    done = run("check", config, "--schedule", made, "--prompts", 1000, "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    assert "from 1,024 completions (update 32): 128 completions per update" in done.stdout
+    assert run("check", config, "--schedule", made, "--prompts", 10).returncode == 2

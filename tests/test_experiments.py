@@ -171,8 +171,10 @@ def test_a_run_writes_a_valid_record(probed_run, tmp_path):
     assert curve["rollout"].tolist() == [0] + [1] * 4 + [2] * 4
     assert curve["samples_generated"].iloc[-1] == 256
     updates = curve.iloc[1:]
-    measured = ["lr", "drift_abs", "drift_k3", "clip_frac_low", "clip_frac_high", "entropy", "grad_norm", "grad_clipped", "update_norm"]
+    measured = ["lr", "drift_abs", "drift_k3", "drift_m2", "ess", "clip_frac_low", "clip_frac_high", "ratio_hist", "entropy", "grad_norm", "grad_clipped"]
     assert updates[measured].notna().all().all()
+    assert updates.loc[updates["update_norm"].notna(), "update"].tolist() == [1, 4, 7]
+    assert updates["inner_step"].tolist() == [0, 1, 2, 3] * 2
     assert updates["reward"].notna().tolist() == [True, False, False, False] * 2  # once a rollout, null elsewhere
     assert curve.loc[curve["heldout_acc"].notna(), "samples"].tolist() == [0, 64, 128, 256]
     assert curve.loc[curve["probe_gain"].notna(), "update"].tolist() == [1, 4, 7]
@@ -205,12 +207,17 @@ def test_the_probe_and_the_meter_leave_training_bit_identical(probed_run, tmp_pa
     import torch
     from trl import GRPOTrainer
 
+    from experiments.train import grpo_config
+
     config = tiny(tmp_path)
     metered, _, _ = built(config, tmp_path)
+    args = grpo_config(config, tmp_path)
+    args.max_steps = metered.timetable.updates
     plain = GRPOTrainer(
-        model=models.load(config.model.path)[0], reward_funcs=metered.reward_funcs, args=metered.args, train_dataset=metered.train_dataset,
+        model=models.load(config.model.path)[0], reward_funcs=metered.reward_funcs, args=args, train_dataset=metered.train_dataset,
         processing_class=metered.processing_class,
     )  # fmt: skip
+    plain._lr = metered._lr
     plain.create_scheduler = lambda num_training_steps, optimizer=None: type(metered).create_scheduler(plain, num_training_steps, optimizer)
     plain.train()
     for a, b in zip(weights(plain), weights(probed_run[0]), strict=True):
@@ -281,6 +288,35 @@ def test_collect_refuses_running_and_empty_folders(tmp_path):
     (tmp_path / "a/run.json").write_text(json.dumps({"run_id": "a", "status": "running", "sweep": "s"}))
     with pytest.raises(RecordsError, match="still running"):
         collect.from_folders(tmp_path)
+
+
+def test_a_killed_run_goes_on_from_its_checkpoint_with_no_row_lost_or_doubled(probed_run, tmp_path):
+    """Cut off inside the second rollout, after a checkpoint and two updates more: the record is the whole run's."""
+    from experiments.train import resume
+
+    root = tmp_path / "runs"
+    config = tiny(root, "probe.every=3", "save_every=3")
+    trainer, _, folder = built(config, root)
+    right, cut = trainer.training_step, 8
+
+    def training_step(*args, **kwargs):
+        if trainer.state.global_step == cut - 1:
+            raise KeyboardInterrupt
+        return right(*args, **kwargs)
+
+    trainer.training_step = training_step
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    resume(folder)
+    assert not list(folder.glob("checkpoint-*"))
+    found, whole = collect.from_folders(root), probed_run[2]
+    assert found.runs["status"].tolist() == ["finished"]
+    rows, expected = found.curves, whole.curves
+    assert rows["update"].tolist() == expected["update"].tolist()
+    assert rows["attempt"].tolist() == [0] * 7 + [1] * 2
+    assert rows["seconds"].is_monotonic_increasing
+    for column in ("reward", "drift_k3", "drift_cum_k3", "grad_norm", "heldout_acc", "update_norm", "probe_gain", "lr"):
+        assert rows[column].equals(expected[column]), column
 
 
 @pytest.mark.slow

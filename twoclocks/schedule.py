@@ -101,9 +101,12 @@ class Schedule:
         update, so that the lr summed over the warm-up, per sample, is the same at every batch.
         """
         setting = self(samples)
-        if samples + setting.batch / 2 >= self.lr_warmup_samples:
-            return setting.lr
-        return setting.lr * (samples + setting.batch / 2) / self.lr_warmup_samples
+        return setting.lr * self.warmup_share(samples, setting.batch)
+
+    def warmup_share(self, samples: float, batch: int) -> float:
+        """Share of the stage's learning rate that an update of this batch gets if it begins at this sample count."""
+        middle = samples + batch / 2
+        return 1.0 if middle >= self.lr_warmup_samples else middle / self.lr_warmup_samples
 
     def to_json(self) -> dict[str, Any]:
         """The schedule as plain JSON types, with `schema_version`."""

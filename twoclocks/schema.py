@@ -73,12 +73,26 @@ CURVE_COLUMNS = (
     Column("heldout_acc", "float", "held-out greedy accuracy at `samples`, fraction", False, "last"),
     Column("drift_abs", "float", "mean |log ratio| to the rollout policy on the update's tokens before its step, nats"),
     Column("drift_k3", "float", "mean k3 estimate of KL(rollout policy || policy) on the same tokens, nats"),
+    Column("drift_m2", "float", "mean (log ratio)^2 on the same tokens, nats^2"),
+    Column("ess", "float", "effective sample size of the same tokens' ratios, (sum r)^2/(n sum r^2), fraction"),
+    Column("ratio_max", "float", "largest ratio of the update's tokens"),
+    Column("ratio_pos", "float", "mean ratio over tokens of positive advantage"),
+    Column("ratio_neg", "float", "mean ratio over tokens of negative advantage"),
+    Column("drift_cum_abs", "float", "drift_abs at the last update of each rollout, summed over rollouts, nats", window="last"),
+    Column("drift_cum_k3", "float", "drift_k3 at the last update of each rollout, summed over rollouts, nats", window="last"),
+    Column("drift_end_abs", "float", "drift_abs after the update's step, on its last micro-batch, nats"),
+    Column("drift_end_k3", "float", "drift_k3 after the update's step, on its last micro-batch, nats"),
+    Column("engine_mismatch", "float", "mean |log-probability of the trainer - of the generation engine| on the rollout's tokens, nats"),
+    Column("inner_step", "int", "which update of its rollout, from 0", False, "last"),
+    Column("ratio_hist", "str", "JSON: tokens by sign(A) log r, negative then positive advantages (twoclocks.trainers.drift.EDGES)", False, "last"),
     Column("clip_frac_low", "float", "fraction of tokens clipped below"),
     Column("clip_frac_high", "float", "fraction of tokens clipped above"),
     Column("entropy", "float", "mean token entropy, nats"),
     Column("grad_norm", "float", "l2 norm before gradient clipping"),
     Column("grad_clipped", "float", "share of updates whose gradient norm was above max_grad_norm"),
     Column("update_norm", "float", "l2 norm of the parameter change of one update"),
+    Column("distance", "float", "l2 distance of the parameters from the start", False, "last"),
+    Column("update_cos", "float", "cosine of an update's parameter change to the one before"),
     Column("length", "float", "mean completion length, tokens", window="rollout"),
     Column("zero_std_frac", "float", "fraction of groups whose rewards are all equal", window="rollout"),
     Column("probe_k3", "float", "k3 KL on fixed held-out completions, rollout policy to the policy after the update, nats"),
@@ -101,7 +115,8 @@ def validate(table: pd.DataFrame, which: str, where: str) -> pd.DataFrame:
         Names the file, the row, the column, the rule and the remedy.
     """
     columns = TABLES[which]
-    missing = [c.name for c in columns if c.name not in table.columns]
+    absent = [c.name for c in columns if c.name not in table.columns]
+    missing = [c.name for c in columns if c.name in absent and (which == "runs" or c.required)]
     if missing:
         raise RecordsError(f"{where}: missing column(s) {', '.join(missing)} of the {which} table; write it with twoclocks.records.write")
     if which == "runs":
@@ -111,6 +126,8 @@ def validate(table: pd.DataFrame, which: str, where: str) -> pd.DataFrame:
                 f"{where}: schema_version {', '.join(sorted(versions))}; this release reads version {SCHEMA_VERSION} "
                 "(units differ between versions): convert the file with the release that wrote it"
             )
+    # Measurements are added from release to release: what a table does not have was not measured
+    table = table.assign(**dict.fromkeys(absent))
     for column in columns:
         _check_column(table[column.name], column, where)
     checked = pd.DataFrame({c.name: _cast(table[c.name], c, where) for c in columns})

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from twoclocks import __version__
+from twoclocks import __version__, preflight
 from twoclocks.errors import RecordsError, ScheduleError, TwoclocksError
 from twoclocks.fitting import Clocks, fit
 from twoclocks.planner import plan
@@ -74,10 +74,21 @@ def explain(schedule: Schedule) -> None:
 
 
 @app.command()
-def check(records: Records) -> None:
-    """Validate a records folder and say what it holds."""
-    runs = read(records)
-    table = Table(title=f"{records}: {len(runs.runs)} runs, {len(runs.curves)} curve rows, no rule broken")
+def check(
+    path: Annotated[Path, typer.Argument(help="a records folder, or a GRPO configuration (YAML or JSON fields of TRL's GRPOConfig)")],
+    schedule: Annotated[Path | None, typer.Option(help="schedule JSON that a ScheduledGRPOTrainer would follow with this configuration")] = None,
+    prompts: Annotated[int | None, typer.Option(help="size of the training dataset")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="data-parallel processes")] = 1,
+) -> None:
+    """Validate a records folder and say what it holds, or say what a configuration will do and refuse what would go wrong."""
+    if not path.is_dir():
+        report = preflight.check(preflight.read_config(path), Schedule.load(schedule) if schedule else None, prompts=prompts, processes=processes)
+        console.print(str(report), markup=False, highlight=False)
+        if report.problems:
+            raise typer.Exit(2)
+        return
+    runs = read(path)
+    table = Table(title=f"{path}: {len(runs.runs)} runs, {len(runs.curves)} curve rows, no rule broken")
     for name in ("testbed", "sweep", "device", "status", "runs"):
         table.add_column(name)
     for key, count in runs.runs.groupby(["testbed", "sweep", "device", "status"]).size().items():

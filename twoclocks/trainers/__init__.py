@@ -1,5 +1,7 @@
 """TRL trainers; the only place in the package that imports torch and trl (extra `trl`)."""
 
-from twoclocks.trainers.drift import MeteredGRPOTrainer
+from twoclocks.trainers.clocks import TwoClocks
+from twoclocks.trainers.drift import DriftMeter
+from twoclocks.trainers.scheduled import ScheduledGRPOTrainer, grpo_config
 
-__all__ = ["MeteredGRPOTrainer"]
+__all__ = ["DriftMeter", "ScheduledGRPOTrainer", "TwoClocks", "grpo_config"]

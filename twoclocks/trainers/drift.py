@@ -1,23 +1,27 @@
-"""TRL's GRPOTrainer with a drift meter: how far each update's policy is from the policy that sampled its rollout.
+"""Drift of each update's policy from the policy that sampled its rollout, from the tensors the loss already holds.
 
-TRL logs clip fractions but neither the distance to the rollout policy nor the size of a step. Both come almost free:
-the loss already holds the log-probabilities of the policy and of the rollout policy.
+TRL logs clip fractions but neither the distance to the rollout policy nor the size of a step. Sums are kept on the device
+and read once per log, so that measuring costs no second forward pass and one host synchronisation per log.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import json
+import time
+from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+
+PREFIX = "twoclocks/"
+# Bounds of the histogram of sign(A) log r: a ratio that moved with its advantage is positive
+EDGES = (-5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_SUMS = ("tokens", "abs", "k3", "m2", "r", "r2", "n_pos", "r_pos", "n_neg", "r_neg", "clip_high", "clip_low", "mismatch", "n_mismatch")
 
 
-def log_ratio_drift(log_ratio: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Mean |log r| and mean k3 = r - 1 - log r over the tokens of the mask.
-
-    With r = pi/pi_rollout and tokens sampled from pi_rollout, k3 is an unbiased, non-negative estimate of
-    KL(pi_rollout || pi) per token.
+def token_sums(log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor, clip: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums over the tokens of the mask, in the order of `_SUMS` but the last two, and the largest log ratio.
 
     Parameters
     ----------
@@ -25,68 +29,223 @@ def log_ratio_drift(log_ratio: torch.Tensor, mask: torch.Tensor) -> dict[str, fl
         log pi - log pi_rollout, nats.
     mask : tensor (rows, tokens)
         1 on completion tokens.
+    advantage : tensor (rows,) or (rows, tokens)
+    clip : (float, float)
+        eps_low, eps_high.
     """
-    tokens = mask.sum().clamp(min=1)
-    k3 = torch.expm1(log_ratio) - log_ratio
-    mean = torch.stack([(log_ratio.abs() * mask).sum(), (k3 * mask).sum()]) / tokens
-    return dict(zip(("drift/abs_log_ratio", "drift/k3"), mean.tolist(), strict=True))
+    lr, mask = log_ratio.float(), mask.float()
+    a = (advantage if advantage.dim() == 2 else advantage[:, None]).expand_as(lr)
+    r = torch.exp(lr)
+    positive, negative = mask * (a > 0), mask * (a < 0)
+    terms = (
+        mask,
+        lr.abs() * mask,
+        (torch.expm1(lr) - lr) * mask,
+        lr**2 * mask,
+        r * mask,
+        r**2 * mask,
+        positive,
+        r * positive,
+        negative,
+        r * negative,
+        positive * (r > 1 + clip[1]),
+        negative * (r < 1 - clip[0]),
+    )
+    return torch.stack([t.sum() for t in terms]), lr.masked_fill(mask == 0, -torch.inf).max()
 
 
-class MeteredGRPOTrainer(GRPOTrainer):
-    """GRPOTrainer that also logs `drift/abs_log_ratio`, `drift/k3` and `drift/update_norm` for every update.
-
-    The reference is TRL's `old_per_token_logps`, recomputed by the trainer when the rollout is scored. TRL skips it
-    where a whole rollout feeds one update; the ratio is 1 there by construction and nothing is logged
-    (twoclocks measures drift at S=1 on fixed completions instead, after the update).
-    Drift metrics are read before the update's own step, so the first update of each rollout shows none.
-    The forward pass of the loss is reused: training is bit-identical to GRPOTrainer.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._logps: torch.Tensor
-        self.update_meter = UpdateMeter(self)
-        self.add_callback(self.update_meter)
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._logps = scored[0]
-        return scored
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        loss = super()._compute_loss(model, inputs)
-        old = inputs.get("old_per_token_logps")
-        if old is not None and self.model.training:
-            mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # tool output is not the policy's
-            for name, value in log_ratio_drift(self._logps.detach() - old, mask).items():
-                self._metrics["train"][name].append(value)
-        return loss
+def histogram(log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    """Token counts of sign(A) log r between `EDGES`, (2, len(EDGES) + 1): negative advantages, then positive ones."""
+    a = (advantage if advantage.dim() == 2 else advantage[:, None]).expand_as(log_ratio)
+    edges = torch.tensor(EDGES, device=log_ratio.device)
+    bins = torch.bucketize(torch.sign(a) * log_ratio.float(), edges)
+    size = len(EDGES) + 1
+    counts = [torch.bincount(bins[(mask > 0) & side], minlength=size) for side in (a < 0, a > 0)]
+    return torch.stack(counts)
 
 
-class UpdateMeter(TrainerCallback):
-    """Takes the parameters before an optimizer step and logs the l2 norm of what the step changed.
+def summary(sums: list[float], largest: float) -> dict[str, float]:
+    """Metrics of one update from its token sums; what was not measured is left out."""
+    s = dict(zip(_SUMS, sums, strict=True))
+    tokens = s["tokens"]
+    if tokens == 0:
+        return {}
+    found = {
+        "drift_abs": s["abs"] / tokens,
+        "drift_k3": s["k3"] / tokens,
+        "drift_m2": s["m2"] / tokens,
+        "ess": s["r"] ** 2 / (tokens * s["r2"]),
+        "ratio_max": float(torch.tensor(largest).exp()),
+        "clip_frac_high": s["clip_high"] / tokens,
+        "clip_frac_low": s["clip_low"] / tokens,
+    }
+    for name, total, count in (
+        ("ratio_pos", s["r_pos"], s["n_pos"]),
+        ("ratio_neg", s["r_neg"], s["n_neg"]),
+        ("engine_mismatch", s["mismatch"], s["n_mismatch"]),
+    ):
+        if count:
+            found[name] = total / count
+    return found
 
-    Attributes
+
+class DriftMeter(TrainerCallback):
+    """Measures drift at every update, and what the update did to the parameters at every `probe_every`-th.
+
+    Per update, over the update's own tokens before its step, with r = pi/pi_rollout: mean |log r| (`drift_abs`), the k3
+    estimate of KL(pi_rollout || pi), r - 1 - log r (`drift_k3`), mean (log r)^2 (`drift_m2`), effective sample size
+    (sum r)^2/(n sum r^2) (`ess`), largest r (`ratio_max`), mean r over tokens of positive and of negative advantage
+    (`ratio_pos`, `ratio_neg`), shares of tokens clipped above at positive and below at negative advantage
+    (`clip_frac_high`, `clip_frac_low`) and the same under `.../inner_<k>` for the k-th update of a rollout. The first update
+    of a rollout shows none, since the policy has not moved (with one update a rollout nothing is logged); the drift that the
+    last one causes needs the probe.
+
+    Every `probe_every` updates: norm of the parameter change (`update_norm`), distance from the start (`distance`), cosine to the
+    previous change (`update_cos`), and, by one extra forward pass over the update's last micro-batch after the step, the
+    drift it left (`drift_end_abs`, `drift_end_k3`); `probe_seconds` is their cost. Null, that is absent, where not measured.
+
+    Cumulative on the sample clock: `drift_cum_abs`, `drift_cum_k3`, sums over rollouts of the drift at their last update.
+
+    Parameters
     ----------
-    delta : list of tensors
-        Change of each trainable parameter in the last update; valid until the next step begins.
+    probe_every : int
+        0 never measures parameters. Memory while on: the start, and at a measured update the parameters before it and two
+        changes, each the size of the trainable parameters.
+    reference : {"trainer", "engine"}
+        Whose log-probabilities of the rollout the ratio is taken to: recomputed by the trainer (and what TRL clips by), or
+        reported by the generation engine (vLLM). The mean |difference| of the two is `engine_mismatch`, logged apart.
     """
 
-    def __init__(self, trainer: MeteredGRPOTrainer) -> None:
-        self.trainer = trainer
-        self.delta: list[torch.Tensor] = []
+    def __init__(self, probe_every: int = 0, reference: Literal["trainer", "engine"] = "trainer") -> None:
+        self.probe_every, self.reference = probe_every, reference
+        self.delta: list[torch.Tensor] = []  # change of each trainable parameter in the last measured update
+        self.cumulative = {"drift_cum_abs": 0.0, "drift_cum_k3": 0.0}
+        self._trainer: Any = None
+        self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
+        self._open: list[Any] | None = None  # sums of the update under way: token sums, largest, histogram
+        self._done: list[tuple[int, int, list[Any]]] = []  # (inner step, last of its rollout) of updates since the last log
+        self._probes: dict[str, list[float]] = {}
+        self._last_micro: dict[str, Any] = {}
+        self.seconds = 0.0
+
+    def attach(self, trainer: Any) -> None:
+        """Called once by the trainer that is measured."""
+        self._trainer = trainer
 
     def parameters(self) -> list[torch.Tensor]:
         """Trainable parameters, in a fixed order."""
-        return [p for p in self.trainer.model.parameters() if p.requires_grad]
+        return [p for p in self._trainer.model.parameters() if p.requires_grad]
+
+    def due(self, update: int) -> bool:
+        """Whether an update (from 0) is probed."""
+        return self.probe_every > 0 and update % self.probe_every == 0
+
+    # -- token space -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def add(self, logps: torch.Tensor, inputs: dict[str, Any], clip: tuple[float, float]) -> None:
+        """Add a micro-batch: log-probabilities that its loss computed, and its rollout's own."""
+        old, engine = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
+        anchor = engine if self.reference == "engine" else old
+        self._last_micro = inputs
+        if anchor is None or self._trainer.timetable.rollout(self._trainer.state.global_step).setting.updates_per_rollout == 1:
+            return  # at one update a rollout the ratio is 1 by construction: there is nothing to measure before the step
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # tool output is not the policy's
+        log_ratio = torch.nan_to_num(logps.detach() - anchor)  # engines report NaN where they could not score
+        sums, largest = token_sums(log_ratio, mask, inputs["advantages"], clip)
+        apart = torch.zeros(2, device=sums.device)
+        if engine is not None and old is not None:
+            scored = mask * ~torch.isnan(engine)
+            apart = torch.stack([(torch.nan_to_num(old - engine).abs() * scored).sum(), scored.sum().to(sums.dtype)])
+        sums, counts = torch.cat([sums, apart]), histogram(log_ratio, mask, inputs["advantages"])
+        if self._open is None:
+            self._open = [sums, largest, counts]
+        else:
+            self._open = [self._open[0] + sums, torch.maximum(self._open[1], largest), self._open[2] + counts]
+
+    # -- parameter space -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.probe_every and not self._start:
+            self._start = [p.detach().clone() for p in self.parameters()]
 
     @torch.no_grad()
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._before = [p.detach().clone() for p in self.parameters()]
+        if self.due(state.global_step) or self.due(state.global_step + 1):
+            with self._timed():
+                self._before = [p.detach().clone() for p in self.parameters()]
 
     @torch.no_grad()
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.delta = torch._foreach_sub([p.detach() for p in self.parameters()], self._before)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.delta)))
-        self.trainer._metrics["train"]["drift/update_norm"].append(norm.item())
+        timetable, update = self._trainer.timetable, state.global_step
+        rollout = timetable.rollout(update)
+        inner = update - rollout.update
+        if self._before:
+            with self._timed():
+                self._measure(update)
+        if self._open is not None:
+            self._done.append((inner, int(inner == rollout.updates - 1), self._open))
+        self._open, self._last_micro = None, {}
+
+    def _measure(self, update: int) -> None:
+        previous, self.delta = self.delta, torch._foreach_sub([p.detach() for p in self.parameters()], self._before)
+        self._before = []
+        if not self.due(update):
+            return
+        norm = _norm(self.delta)
+        found = {"update_norm": norm, "distance": _norm(torch._foreach_sub([p.detach() for p in self.parameters()], self._start))}
+        if previous and self.due(update):
+            dot = sum((a * b).sum() for a, b in zip(previous, self.delta, strict=True))
+            found["update_cos"] = dot / (norm * _norm(previous))
+        if self._last_micro.get("old_per_token_logps") is not None:
+            logps = self._trainer.score(self._last_micro)
+            mask = self._last_micro["completion_mask"] * self._last_micro.get("tool_mask", 1)
+            sums, _ = token_sums(logps - self._last_micro["old_per_token_logps"], mask, self._last_micro["advantages"], (1.0, torch.inf))
+            found["drift_end_abs"], found["drift_end_k3"] = sums[1] / sums[0], sums[2] / sums[0]
+        for name, value in found.items():
+            self._probes.setdefault(name, []).append(float(value))
+
+    @contextlib.contextmanager
+    def _timed(self) -> Any:
+        start = time.perf_counter()
+        yield
+        spent = time.perf_counter() - start
+        self.seconds += spent
+        self._probes.setdefault("probe_seconds", []).append(spent)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self) -> dict[str, float | str]:
+        """Metrics since the last reading, reduced over processes; one host synchronisation."""
+        found: dict[str, float | str] = {k: sum(v) / len(v) if k != "probe_seconds" else sum(v) for k, v in self._probes.items()}
+        self._probes = {}
+        if not self._done:
+            return found
+        accelerator = self._trainer.accelerator
+        sums = accelerator.reduce(torch.stack([o[0] for _, _, o in self._done]), reduction="sum")
+        largest = accelerator.gather(torch.stack([o[1] for _, _, o in self._done])[None]).amax(0)
+        counts = accelerator.reduce(torch.stack([o[2] for _, _, o in self._done]).sum(0), reduction="sum")
+        flat = torch.cat([sums.double().flatten(), largest.double(), counts.double().flatten()]).tolist()
+        width, n = len(_SUMS), len(self._done)
+        rows = [flat[i * width : (i + 1) * width] for i in range(n)]
+        tops = flat[n * width : n * width + n]
+        for (inner, last, _), row, top in zip(self._done, rows, tops, strict=True):
+            one = summary(row, top)
+            if last and inner > 0 and one:
+                self.cumulative["drift_cum_abs"] += one["drift_abs"]
+                self.cumulative["drift_cum_k3"] += one["drift_k3"]
+            for name in ("clip_frac_high", "clip_frac_low"):
+                if name in one:
+                    found[f"{name}/inner_{inner}"] = one[name]
+        found |= summary([sum(column) for column in zip(*rows, strict=True)], max(tops))
+        found |= self.cumulative
+        found["inner_step"] = self._done[-1][0]
+        found["ratio_hist"] = json.dumps([int(v) for v in flat[n * width + n :]])
+        self._done = []
+        return found
+
+
+def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
