@@ -21,14 +21,15 @@ from typing import Any
 
 import pandas as pd
 
-ROLLOUTS, TOKENS = 5, 64
+ROLLOUTS = 5
+ASK = {64: "End with the number", 256: "Explain every digit and carry in words, step by step, then end with the number"}  # longest completion -> question
 
 
-def problems(count: int) -> list[dict[str, Any]]:
+def problems(count: int, tokens: int) -> list[dict[str, Any]]:
     """Three-digit sums as chats."""
     draw = random.Random(0)
     pairs = [(draw.randint(100, 999), draw.randint(100, 999)) for _ in range(count)]
-    return [{"prompt": [{"role": "user", "content": f"What is {a}+{b}? End with the number in \\boxed{{}}."}], "answer": a + b} for a, b in pairs]
+    return [{"prompt": [{"role": "user", "content": f"What is {a}+{b}? {ASK[tokens]} in \\boxed{{}}."}], "answer": a + b} for a, b in pairs]
 
 
 def last_number(completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
@@ -37,7 +38,7 @@ def last_number(completions: list[Any], answer: list[int], **kwargs: Any) -> lis
     return [float(bool(numbers) and int(numbers[-1]) == right) for numbers, right in zip(found, answer, strict=True)]
 
 
-def run(model: str, backend: str, seed: int) -> pd.DataFrame:
+def run(model: str, backend: str, seed: int, tokens: int) -> pd.DataFrame:
     """One run; a row a rollout."""
     import torch
     from datasets import Dataset
@@ -51,13 +52,13 @@ def run(model: str, backend: str, seed: int) -> pd.DataFrame:
     first = Setting(batch=128, lr=1e-6, group=8, updates_per_rollout=2)
     second = first.scaled(256)
     schedule = Schedule((Stage(first, ROLLOUTS * first.rollout), Stage(second, ROLLOUTS * second.rollout)), lr_warmup_samples=512)
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 256} if backend == "vllm" else {}
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": tokens + 128} if backend == "vllm" else {}
     args = grpo_config(
-        schedule, "out", per_device_train_batch_size=64, max_completion_length=TOKENS, seed=seed, report_to=[], save_strategy="no", logging_steps=1,
+        schedule, "out", per_device_train_batch_size=64, max_completion_length=tokens, seed=seed, report_to=[], save_strategy="no", logging_steps=1,
         disable_tqdm=True, logging_nan_inf_filter=False, **vllm,
     )  # fmt: skip
     trainer = ScheduledGRPOTrainer(
-        schedule=schedule, model=model, args=args, reward_funcs=last_number, train_dataset=Dataset.from_list(problems(4096)),
+        schedule=schedule, model=model, args=args, reward_funcs=last_number, train_dataset=Dataset.from_list(problems(4096, tokens)),
         processing_class=models.load_tokenizer(model),
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
@@ -69,8 +70,7 @@ def run(model: str, backend: str, seed: int) -> pd.DataFrame:
         start = time.perf_counter()
         found = generate(prompt_ids, *rest, **kwargs)
         torch.cuda.synchronize()
-        tokens = sum(len(ids) for ids in found[0])
-        rows.append({"completions": len(prompt_ids), "tokens": tokens, "generate_s": time.perf_counter() - start})
+        rows.append({"completions": len(prompt_ids), "tokens": sum(len(ids) for ids in found[0]), "generate_s": time.perf_counter() - start})
         return found
 
     trainer._generate_single_turn = timed
@@ -82,7 +82,7 @@ def run(model: str, backend: str, seed: int) -> pd.DataFrame:
         row |= {name: ended.get(f"twoclocks/{name}") for name in ("drift_k3", "drift_abs", "engine_mismatch")}
         row |= {"first_of_batch": rollout.samples in (0, schedule.stages[0].samples)}
     dtypes = {str(p.dtype) for p in trainer.model.parameters()}
-    table = pd.DataFrame(rows).assign(backend=backend, seed=seed, dtypes=",".join(sorted(dtypes)))
+    table = pd.DataFrame(rows).assign(backend=backend, seed=seed, max_tokens=tokens, dtypes=",".join(sorted(dtypes)))
     del trainer
     gc.collect()
     torch.cuda.empty_cache()
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--arms", nargs="*", default=["hf:0", "hf:1", "vllm:0", "vllm:1"])
+    parser.add_argument("--tokens", type=int, choices=sorted(ASK), default=64)
     arguments = parser.parse_args()
     from experiments import models
     from experiments.recorder import device_name, git_sha, versions
@@ -118,7 +119,7 @@ def main() -> None:
     tables: list[pd.DataFrame] = []
     for arm in arguments.arms:
         backend, seed = arm.split(":")
-        tables.append(run(arguments.model, backend, int(seed)).assign(**facts))
+        tables.append(run(arguments.model, backend, int(seed), arguments.tokens).assign(**facts))
         together = pd.concat(tables, ignore_index=True)
         together.to_parquet(arguments.out / "generation.parquet", index=False, compression="zstd")
         print(summary(together).round(4).to_string(), flush=True)
