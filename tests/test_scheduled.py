@@ -132,20 +132,32 @@ def test_switches_take_place_as_planned(tmp_path):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_an_update_after_a_switch_has_the_gradient_of_that_batch(tmp_path, loss):
-    """The loss scale at a misaligned switch: gradient norm of the first update after it, against a run that begins there."""
-    one, two = rig.setting(4, lr=1e-12, updates=4), rig.setting(24, lr=1e-12)
-    made = scheduled(tmp_path / "a", Schedule((Stage(one, 12), Stage(two, 48))), {"loss_type": loss})
+def test_updates_around_misaligned_switches_have_the_gradient_of_their_whole_batch(tmp_path, loss):
+    """The logged gradient norm of every update against one backward pass over all of its completions at once."""
+    stages = [(rig.setting(4, 1e-12, 4), 12), (rig.setting(24, 1e-12, 2), 48), (rig.setting(8, 1e-12, 1), 32)]  # weights stay put
+    made = scheduled(
+        tmp_path, Schedule(tuple(Stage(s, n) for s, n in stages)),
+        {"loss_type": loss, "max_grad_norm": 1e9, "generation_kwargs": {"min_new_tokens": 5}},  # equal lengths: token and sequence means agree
+    )  # fmt: skip
+    seen, right = {}, made._compute_loss
+
+    def compute(model, inputs):
+        seen.setdefault(made.state.global_step, []).append(inputs)
+        return right(model, inputs)
+
+    made._compute_loss = compute
     made.train()
-    first = next(k for k in range(60) if made.timetable.rollout(k).setting == two)
-    alone = scheduled(tmp_path / "b", schedules.constant(two, 48), {"loss_type": loss}, prompts=rig.PROMPTS)
-    rows = made._rows(made.timetable.rollout(first))
-    alone._rows = lambda rollout: rows if rollout.index == 0 else type(alone)._rows(alone, rollout)
-    torch.manual_seed(7)
-    alone.train()
-    # Other completions were sampled: norms agree to sampling noise, and would differ by the factor 6 of the windows if scaled wrongly
-    assert logged(made, "grad_norm")[first] == pytest.approx(logged(alone, "grad_norm")[0], rel=0.9)
-    assert logged(made, "grad_norm")[first] < 3 * logged(alone, "grad_norm")[0]
+    assert {len(micro) for micro in seen.values()} == {1, 2, 6}
+    for update, micro in seen.items():
+        whole = {k: torch.cat([m[k] for m in micro]) if micro[0][k].dim() else micro[0][k] for k in micro[0] if micro[0][k] is not None}
+        rollout = made.timetable.rollout(update)
+        made.state.global_step, made.current_gradient_accumulation_steps = update, 1
+        made.args.steps_per_generation = rollout.setting.updates_per_rollout  # in units of whole batches
+        made.epsilon_low, made.epsilon_high = made._clip(rollout.setting, loss)
+        made.model.zero_grad()
+        right(made.model, whole).backward()
+        norm = torch.stack([p.grad.norm() for p in made.model.parameters()]).norm()
+        assert logged(made, "grad_norm")[update] == pytest.approx(float(norm), rel=1e-4, abs=1e-7), update
 
 
 def test_the_warm_up_is_that_of_the_schedule(tmp_path):

@@ -43,6 +43,8 @@ DEFAULTS: dict[str, Any] = {
     "use_vllm": False,
     "vllm_importance_sampling_correction": True,
     "top_p": 1.0,
+    "log_completions": False,
+    "eval_strategy": "no",
     "top_k": 0,
 }
 OWNED = (
@@ -332,5 +334,9 @@ def _general(config: dict[str, Any], report: Report, in_memory_model: bool) -> N
         report.problems.append(
             "top_p < 1 or top_k with vLLM's importance-sampling correction biases the ratio; set top_p=1.0 and top_k=0, or switch the correction off"
         )
+    if config["log_completions"] and getattr(config["eval_strategy"], "value", config["eval_strategy"]) != "no":
+        report.warnings.append("log_completions with evaluation: an evaluation at the step of a log overwrites that step's completions file")
+    if config["loss_type"] == "cispo" and (config["epsilon_high"] or config["epsilon"]) < 1:
+        report.warnings.append("loss_type='cispo' caps the ratio itself at epsilon_high: a value below 1 cuts every ratio; a schedule's clip gives 1 + high")
     if config["loss_type"] == "bnpo":
         report.warnings.append("loss_type='bnpo' averages over the tokens of each micro-batch: the same batch gives another gradient in another layout")

@@ -40,14 +40,14 @@ class Case:
 
 CASES = (
     Case("mini", 256, 256, 4, 6, False),
-    Case("qwen2-111m", 256, 64, 4, 32, True),
+    Case("qwen2-103m", 256, 64, 4, 32, True),
     Case("mini", 256, 256, 1, 6, False),
-    Case("qwen2-111m", 256, 64, 1, 32, True),
+    Case("qwen2-103m", 256, 64, 1, 32, True),
 )
 
 
 def model(name: str) -> tuple[Any, Any]:
-    """(model, tokenizer): the committed mini, or a random Qwen2 of 111M parameters with mini's tokenizer."""
+    """(model, tokenizer): the committed mini, or a random Qwen2 of 103M parameters with mini's tokenizer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

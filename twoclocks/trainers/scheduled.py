@@ -61,7 +61,8 @@ class ScheduledGRPOTrainer(GRPOTrainer):
     Log-probabilities of the rollout policy are always recomputed by the trainer, also at one update per rollout, where TRL
     leaves them out. Prompts come in TRL's order (one permutation of the dataset a pass, from `args.seed`), without dropping
     the rest of a pass that fills no rollout. With loss_type "cispo" the ratio's cap is 1 + eps_high.
-    Every log row carries `twoclocks/samples`, completions trained: the x axis that stays comparable between batches.
+    Every log row carries `twoclocks/samples`, completions trained: the x axis that stays comparable between batches. Rows of a
+    rollout's first update carry `twoclocks/batch_effective`, B (1 - share of groups without variance).
 
     Raises
     ------
@@ -290,6 +291,10 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         """TRL's, with the sample clock and the meter's readings under `twoclocks/`."""
         if self.model.training and "train_runtime" not in logs:  # the closing summary is no row of the run
             logs[PREFIX + "samples"] = float(self.samples)
+            dead = self._metrics["train"].get("frac_reward_zero_std")
+            if dead:  # groups whose rewards are all equal have no gradient: the batch that is left
+                batch = self.timetable.rollout(self.state.global_step - 1).setting.batch
+                logs[PREFIX + "batch_effective"] = batch * (1 - sum(dead) / len(dead))
             for reader in self._readers:
                 logs |= {PREFIX + name: value for name, value in reader.read().items()}
         super().log(logs, start_time)

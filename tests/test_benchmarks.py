@@ -1,0 +1,53 @@
+"""The committed GPU measurements against the pass rules that their scripts state."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from experiments.benchmarks import generation, overhead
+
+RECORDS = Path(__file__).parents[1] / "experiments/results/benchmarks"
+
+
+def test_overhead_passes_its_rule():
+    table = pd.read_parquet(RECORDS / "overhead.parquet")
+    found = overhead.ratios(table)
+    several = found[found["S"] >= 2]
+    assert (several["pairs"] >= 20).all()
+    assert (several.loc[several["model"] != "mini", "high"] <= 1.02).all()
+    assert (several.loc[several["model"] == "mini", "high"] <= 1.05).all()
+    assert (table.loc[table["model"] != "mini", "parameters"] >= 100_000_000).all() and (table["batch"] >= 256).all()
+    assert set(found.loc[found["S"] == 1, "time"]) == {"rollout_s"}
+    assert table["device"].str.contains("H200").all() and table["git_sha"].str.fullmatch("[0-9a-f]{40}").all()
+
+
+def test_ratios_are_paired():
+    rounds = np.arange(30)
+    slow = 1 + rounds / 10  # the machine slows down over the rounds, alike for both
+    rows = [
+        {"arm": arm, "round": k, "rollout_s": s * x, "later_update_s": s * x} for arm, x in (("stock", 1.0), ("scheduled", 1.1)) for k, s in enumerate(slow)
+    ]
+    (rollout, _) = overhead.ratios(pd.DataFrame(rows).assign(model="m", updates_per_rollout=4)).itertuples()
+    assert abs(rollout.ratio - 1.1) < 1e-9 and rollout.high - rollout.low < 1e-9
+
+
+def test_vllm_through_a_switch_is_faster_and_otherwise_the_same():
+    table = pd.read_parquet(RECORDS / "generation.parquet")
+    assert (table["dtypes"] == "torch.float32").all()
+    assert set(table["batch"]) == {128, 256}
+    speed = {tokens: generation.summary(rows)["completions_per_s"] for tokens, rows in table.groupby("max_tokens")}
+    for batch in (128, 256):
+        assert speed[256]["vllm", batch] > 3 * speed[256]["hf", batch]  # the goal, where completions are long
+        assert speed[64]["vllm", batch] > 1.4 * speed[64]["hf", batch]
+    keys = ["max_tokens", "batch", "backend"]
+    for column in ("reward", "drift_k3"):
+        stats = table.groupby(keys)[column].agg(["mean", "sem"])
+        for tokens, batch in stats.index.droplevel("backend").unique():
+            hf, vllm = stats.loc[(tokens, batch, "hf")], stats.loc[(tokens, batch, "vllm")]
+            assert abs(hf["mean"] - vllm["mean"]) < 2 * np.hypot(hf["sem"], vllm["sem"]) + 1e-9, (column, tokens, batch)
+
+
+def test_last_number_is_read_as_people_write_it():
+    said = ["123 + 456 = 579", "\\boxed{1,234}", "no idea", "579. Check: 580"]
+    assert generation.last_number([[{"content": s}] for s in said], [579, 1234, 1, 579]) == [1.0, 1.0, 0.0, 0.0]
