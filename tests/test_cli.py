@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -120,3 +121,12 @@ def test_check_says_what_a_configuration_will_do(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "from 1,024 completions (update 32): 128 completions per update" in done.stdout
     assert run("check", config, "--schedule", made, "--prompts", 10).returncode == 2
+
+
+def test_export_prints_fragments_and_json(run, tmp_path):
+    made = tmp_path / "schedule.json"
+    schedules.sqrt_switch(Setting(batch=32, lr=1e-6, updates_per_rollout=4), 128, 1024, 4096).save(made)
+    done = run("export", made, "--to", "verl")
+    assert done.returncode == 0 and "data.train_batch_size=16" in done.stdout and "# note: resume with" in done.stdout
+    assert [s["fields"]["--train.batch_size"] for s in json.loads(run("export", made, "--to", "openrlhf", "--json").stdout)["stages"]] == [32, 128]
+    assert run("export", made, "--to", "nowhere").returncode == 2

@@ -6,6 +6,7 @@
 """
 
 from twoclocks.errors import TwoclocksError
+from twoclocks.exporters import export
 from twoclocks.failure import Collapse, FailureClock, detect_collapse, detect_collapses
 from twoclocks.fitting import Clocks, fit
 from twoclocks.planner import plan
@@ -30,6 +31,7 @@ __all__ = [
     "constant",
     "detect_collapse",
     "detect_collapses",
+    "export",
     "fit",
     "fixed_lr_switch",
     "plan",

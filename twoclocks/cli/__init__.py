@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from twoclocks import __version__, preflight
 from twoclocks.errors import RecordsError, ScheduleError, TwoclocksError
+from twoclocks.exporters import export
 from twoclocks.fitting import Clocks, fit
 from twoclocks.planner import plan
 from twoclocks.records import Runs, read
@@ -132,6 +134,19 @@ def plan_command(
 def show_command(schedule: Annotated[Path, typer.Argument(help="schedule JSON")]) -> None:
     """Print a schedule in words."""
     explain(Schedule.load(schedule))
+
+
+@app.command(name="export")
+def export_command(
+    schedule: Annotated[Path, typer.Argument(help="schedule JSON")],
+    to: Annotated[str, typer.Option(help="trl, verl, openrlhf, prime-rl, open-instruct, nemo-rl, areal, slime, ms-swift or axolotl")],
+    processes: Annotated[int, typer.Option(min=1, help="data-parallel processes")] = 1,
+    per_device: Annotated[int | None, typer.Option(min=1, help="completions per process and micro-step, where the trainer asks for it")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Print a schedule as another trainer's configuration, a fragment a stage."""
+    found = export(Schedule.load(schedule), to, processes=processes, per_device=per_device)
+    print(json.dumps(found.to_json(), indent=1) if as_json else found)  # noqa: T201
 
 
 @app.command()
