@@ -79,7 +79,7 @@ def test_readme_commands_exist():
 
 def test_the_readme_example_runs_as_written(tmp_path, monkeypatch, capsys):
     readme = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
     monkeypatch.chdir(tmp_path)
     for here, there in (("experiments/results", str(ROOT / "experiments/results")), ("target=0.22", "target=0.22, n_boot=5")):
         assert here in code
@@ -87,3 +87,24 @@ def test_the_readme_example_runs_as_written(tmp_path, monkeypatch, capsys):
     exec(code, {})
     assert "one constant setting" in capsys.readouterr().out
     assert (tmp_path / "schedule.json").exists()
+
+
+def test_the_readme_trainer_runs_as_written(tmp_path, monkeypatch):
+    """With mini for the hub's model, on the CPU, and what the example takes as the reader's own."""
+    from datasets import Dataset
+
+    from twoclocks import Setting
+    from twoclocks import schedule as schedules
+
+    _, code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    schedules.sqrt_switch(Setting(batch=8, lr=1e-6, updates_per_rollout=2), 16, 16, 48).save("schedule.json")
+    for here, there in (
+        ('"Qwen/Qwen2.5-0.5B-Instruct"', repr(str(ROOT / "experiments/models/mini"))),
+        ("save_steps=50", "save_steps=50, use_cpu=True, bf16=False, max_completion_length=4, report_to=[]"),
+    ):
+        assert here in code
+        code = code.replace(here, there)
+    own = {"reward": lambda completions, **_: [float(len(c)) for c in completions], "dataset": Dataset.from_list([{"prompt": f"{i}+1="} for i in range(32)])}
+    exec(code, own)
+    assert own["trainer"].samples == 48
