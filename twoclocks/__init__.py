@@ -9,6 +9,7 @@ from twoclocks.errors import TwoclocksError
 from twoclocks.exporters import export
 from twoclocks.failure import Collapse, FailureClock, detect_collapse, detect_collapses
 from twoclocks.fitting import Clocks, fit
+from twoclocks.importers import read_runs
 from twoclocks.planner import plan
 from twoclocks.progress import ProgressClock
 from twoclocks.records import Runs
@@ -36,6 +37,7 @@ __all__ = [
     "fixed_lr_switch",
     "plan",
     "read_records",
+    "read_runs",
     "seesaw",
     "sqrt_switch",
 ]

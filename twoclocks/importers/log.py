@@ -1,0 +1,98 @@
+"""What every importer hands over: a run's rows as its trainer logged them, in canonical names, and what is known of its setting."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+Step = Literal["update", "rollout", "samples"]
+_TENSOR = re.compile(r"tensor\(\s*([^,)]+)")
+
+
+@dataclass
+class Log:
+    """One run as read.
+
+    Attributes
+    ----------
+    name : str
+        The run's name: data, never a path.
+    source : str
+        Format, such as "trl" or "verl".
+    where : str
+        File, for messages.
+    step : {"update", "rollout", "samples"}
+        What one step of the log counts.
+    rows : DataFrame
+        Column `step` and canonical columns (reward, heldout_acc, lr, drift_k3 ...; `samples` where the log counts them itself).
+    settings : dict
+        Fields of the run's setting that the log holds: completions or prompts, group, updates_per_rollout, lr, clip_low ...
+    aggregation : dict
+        Canonical column -> how the source made one value of a step.
+    notes : list of str
+        Repairs, in words.
+    """
+
+    name: str
+    source: str
+    where: str
+    step: Step
+    rows: pd.DataFrame
+    settings: dict[str, Any] = field(default_factory=dict)
+    aggregation: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def number(value: Any) -> float:
+    """A logged value as a number: NaN for null, "", "NaN", text that is no number, and a tensor's value for "tensor(0.5, ...)"."""
+    if value is None or isinstance(value, bool | list | dict):
+        return float(value) if isinstance(value, bool) else math.nan
+    if isinstance(value, str):
+        tensor = _TENSOR.match(value.strip())
+        value = tensor.group(1) if tensor else value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def numbers(values: pd.Series) -> pd.Series:
+    """`number` over a column; infinities are no measurement."""
+    found = pd.to_numeric(values, errors="coerce")
+    odd = found.isna() & values.notna()
+    if odd.any():
+        found = found.astype(float)
+        found[odd] = [number(v) for v in values[odd]]
+    return found.astype(float).replace([np.inf, -np.inf], np.nan)
+
+
+def renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """The columns that a mapping source key -> canonical name knows, as numbers; the first of several sources of a name wins."""
+    found: dict[str, pd.Series] = {}
+    for key, name in names.items():
+        if key in table.columns:
+            values = numbers(table[key])
+            found[name] = found[name].fillna(values) if name in found else values
+    return pd.DataFrame(found, index=table.index)
+
+
+def one_row_a_step(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """Rows in the order of steps: a step that goes back begins a resumed segment, which replaces earlier rows at or past it.
+
+    Rows of one step (a source logs training and evaluation apart) are joined: the last value of each column counts.
+    """
+    rows = rows[rows["step"].notna()].reset_index(drop=True)
+    step = rows["step"].to_numpy(float)
+    begins = np.flatnonzero(np.diff(step, prepend=-math.inf) < 0)
+    keep = np.ones(len(rows), bool)
+    for at in begins:
+        keep[:at] &= step[:at] < step[at]
+    dropped = int((~keep).sum())
+    if dropped:
+        notes.append(f"{dropped} rows of earlier attempts, at or past the step of a resume, were replaced by the later attempt's")
+    return rows[keep].groupby("step", sort=True).last().reset_index()
