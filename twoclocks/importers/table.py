@@ -98,11 +98,11 @@ def read(path: Path, columns: dict[str, str] | None = None) -> list[Log]:
     table = load(path)
     if columns is not None:
         return _mapped(path, table, columns)
-    if "train/global_step" in table.columns:
-        return [_wandb(path, table)]
     charts = [str(c) for c in table.columns if " - train/" in str(c) and not str(c).endswith(("__MIN", "__MAX"))]
     if charts and str(table.columns[0]) in ("Step", "train/global_step"):
         return _chart(path, table, charts)
+    if "train/global_step" in table.columns:
+        return [_wandb(path, table)]
     raise RecordsError(
         f"{path}: columns {', '.join(map(str, table.columns[:6]))} ... are no W&B export; say which is what: "
         "columns={'update': ..., 'reward': ..., 'lr': ...} (one of update, rollout or samples is needed)"
