@@ -74,8 +74,17 @@ class Probe(TrainerCallback):
             return complete(self.trainer.model, self.tokenizer, [p.prompt for p in self.problems], self.max_new_tokens, sample=True, chunk=4096)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        from safetensors.torch import load_file, save_file
+
         with self.recorder.paused():
-            self._fixed = self._sample(-1)
+            kept = self.recorder.folder / "probe.safetensors"
+            if kept.exists():  # a resumed run: the completions are the start policy's
+                found = load_file(kept)
+                self._fixed = found["ids"].to(self.trainer.model.device), found["attention"].to(self.trainer.model.device), int(found["width"])
+            else:
+                self._fixed = self._sample(-1)
+                ids, attention, width = self._fixed
+                save_file({"ids": ids.cpu().contiguous(), "attention": attention.cpu().contiguous(), "width": torch.tensor(width)}, kept)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self.recorder.paused():

@@ -178,11 +178,9 @@ class Recorder(TrainerCallback):
             values["heldout_acc"] = self.evaluate()
             self.due = [n for n in self.due if n > self.timetable.samples_before(update)]
         rollout = self.timetable.rollout(update - 1)
-        self._write(update, values, border=update == rollout.update + rollout.updates)
+        # Rows up to a checkpoint must be on disk before it is: a killed run would not write them again
+        self._write(update, values, border=update == rollout.update + rollout.updates or control.should_save)
         self.resume()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._flush()  # rows up to a checkpoint must outlive it
 
     def _write(self, update: int, values: dict[str, Any], *, border: bool) -> None:
         rollout = self.timetable.rollout(max(0, update - 1))

@@ -125,8 +125,9 @@ def _train(config: RunConfig, folder: Path, *, resume: bool) -> Path:
         row = json.loads((folder / "run.json").read_text())  # the recorder may have added to it
         write_run(folder, row, status="failed", samples_done=samples_done(folder))
         raise
-    for saved in folder.glob("checkpoint-*"):  # the record is complete: checkpoints were for a killed run
+    for saved in folder.glob("checkpoint-*"):  # the record is complete: these were for a killed run
         shutil.rmtree(saved)
+    (folder / "probe.safetensors").unlink(missing_ok=True)
     return folder
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests import trainers as rig
+from tests.trainers import logged
 from twoclocks import FailureClock, ProgressClock
 from twoclocks import schedule as schedules
 from twoclocks.monitor import Monitor, continued, past_stages
@@ -16,10 +17,6 @@ from twoclocks.schedule import Schedule, Stage
 from twoclocks.timetable import Timetable
 from twoclocks.trainers import DriftMeter, ScheduledGRPOTrainer, TwoClocks
 from twoclocks.trainers.drift import EDGES, histogram, summary, token_sums
-
-
-def logged(trainer, key):
-    return [row[key] for row in trainer.state.log_history if key in row and "train_runtime" not in row]
 
 
 def test_token_metrics_are_their_formulas():
@@ -42,9 +39,14 @@ def test_token_metrics_are_their_formulas():
         "clip_frac_low": ((r < 0.8) & (a < 0)).mean(),
     }
     assert found == pytest.approx(expected, rel=1e-5)
-    counts = histogram(log_ratio, mask, advantage)
+    counts = histogram(log_ratio, mask, advantage, torch.tensor(EDGES))
     assert counts.sum(1).tolist() == [(a < 0).sum(), (a > 0).sum()]
     assert counts[1, -1] == ((lr > EDGES[-1]) & (a > 0)).sum()
+
+
+def test_a_broken_policy_is_not_taken_for_one_without_drift():
+    sums, largest = token_sums(torch.tensor([[0.0, float("nan")]]), torch.ones(1, 2), torch.ones(1), (0.2, 0.2))
+    assert math.isnan(summary([*sums.tolist(), 0.0, 0.0], float(largest))["drift_k3"])
 
 
 def test_empty_rows_are_not_measured():
@@ -173,6 +175,7 @@ def test_damage_adds_up_along_a_switch():
     assert end.drift_spent == pytest.approx(0.16 + 0.32)
     assert half.samples_left == pytest.approx((0.8 - 0.16) * 500)  # at the next rollout's rate
     assert (half.planned_left, end.planned_left) == (160, 0)
+    assert half.drift_at_end == pytest.approx(0.48)
     assert half.gain == pytest.approx(160 * float(PROGRESS.per_sample(8, 1e-3 / math.sqrt(8))))
     assert not end.extrapolated
 
@@ -229,6 +232,27 @@ def test_replanning_switches_at_a_border_and_says_why(tmp_path, monkeypatch):
     assert decision["samples"] == 32 and decision["followed"] and decision["reason"] == "less hazard"
     saved = json.loads((tmp_path / "checkpoint-8/twoclocks.json").read_text())
     assert saved["schedule"]["provenance"]["replans"] == [decision]
+    # A resume with the schedule that the run was started with goes on with the plan, and remembers why
+    again_two = TwoClocks(Fitted(), replan=True, replan_every=2)
+    again = rig.trainer(
+        ScheduledGRPOTrainer, tmp_path, schedule=schedules.constant(rig.setting(8), 160), fields={"per_device_train_batch_size": 4, "num_generations": 4},
+        callbacks=[again_two],
+    )  # fmt: skip
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert again.state.global_step == 12 and logged(again, "learning_rate") == logged(made, "learning_rate")
+    assert again_two.decisions == two.decisions
+
+
+def test_a_plan_that_spends_its_budget_to_the_last_is_no_alarm(tmp_path):
+    two = TwoClocks(Fitted(), safety=0.064)
+    made = rig.trainer(
+        ScheduledGRPOTrainer, tmp_path, schedule=schedules.constant(rig.setting(8), 64), fields={"per_device_train_batch_size": 4, "num_generations": 4}
+    )
+    made.add_callback(two)  # also after the trainer was built
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.train()
+    assert logged(made, "twoclocks/drift_spent")[-1] == pytest.approx(0.064)
 
 
 def test_a_plan_that_cannot_be_followed_is_kept_on_record(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@
 | trl#3021: accumulation changes the result | test_preflight (bnpo is named), test_scheduled (layouts agree) |
 | trl#6369: truncated completions in the denominator | here: the TRL version |
 | transformers#31222, accelerate#1360: no batch schedule | test_scheduled |
-| transformers#43708, #27749, #34053, trl PR#3148, open-r1#450, trl#3179: resume | test_scheduled (same bits, rates and prompts) |
+| transformers#43708, #27749, #34053, trl PR#3148, open-r1#450, trl#3179: resume | test_resume (same bits, rates and prompts) |
 | transformers#30038, #29270: tensors in the logs | here: the history is JSON |
 | trl#2980 and others: which signal moved first | test_drift_meter (drift, ratios by sign), here: rewards without variance |
 | trl#4772, #6789, PR#5815: importance weights biased under top_p | test_preflight |

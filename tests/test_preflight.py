@@ -83,6 +83,13 @@ def test_batches_that_do_not_fit_come_with_those_that_do():
     assert "may be one of 1, 2, 4, 8, 16" in problem
 
 
+def test_evaluation_batches_are_whole_groups():
+    made = schedules.constant(SETTING, 512)
+    (problem,) = check({"per_device_train_batch_size": 8, "eval_strategy": "steps", "per_device_eval_batch_size": 12}, made).problems
+    assert "12 completions is not a whole number of groups of 8; nearest: 8 or 16" in problem
+    assert not check({"per_device_train_batch_size": 8, "eval_strategy": "steps", "per_device_eval_batch_size": 12, "num_generations_eval": 4}, made).problems
+
+
 def test_fields_the_schedule_owns_may_agree_and_not_differ():
     made = schedules.constant(SETTING, 512)
     assert not check(SETTING.to_trl(per_device=8), made).problems

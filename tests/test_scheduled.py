@@ -1,9 +1,3 @@
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,32 +5,19 @@ import torch
 from trl import GRPOTrainer
 
 from tests import trainers as rig
+from tests.trainers import logged, scheduled, weights
 from twoclocks import schedule as schedules
-from twoclocks.errors import ScheduleError, SettingError
+from twoclocks.errors import SettingError
 from twoclocks.schedule import Schedule, Stage
 from twoclocks.timetable import Timetable
-from twoclocks.trainers import DriftMeter, ScheduledGRPOTrainer, checkpoint
+from twoclocks.trainers import DriftMeter, ScheduledGRPOTrainer
 
 ROOT = Path(__file__).parents[1]
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo"]
 
 
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
 def stock(folder, fields, **kwargs):
     return rig.trainer(GRPOTrainer, folder, fields={"num_generations": 4, "learning_rate": 1e-3, "lr_scheduler_type": "constant"} | fields, **kwargs)
-
-
-def scheduled(folder, schedule, fields=None, **kwargs):
-    return rig.trainer(
-        ScheduledGRPOTrainer, folder, schedule=schedule, fields={"per_device_train_batch_size": 4, "num_generations": 4} | (fields or {}), **kwargs
-    )
-
-
-def logged(trainer, key):
-    return [row[key] for row in trainer.state.log_history if key in row and "train_runtime" not in row]
 
 
 # -- equivalence with TRL -------------------------------------------------------------------------------------------
@@ -197,6 +178,9 @@ def test_prompts_come_in_trls_order_and_each_pass_holds_all(tmp_path):
         ({"per_device_train_batch_size": 24, "num_generations": 4}, "nearest batches: 24"),
         ({"beta": 0.1}, "beta=0.1 needs a reference model"),
         ({"use_transformers_continuous_batching": True, "bf16": True}, "cast the master weights"),
+        ({"save_strategy": "epoch"}, "one long epoch"),
+        ({"save_strategy": "steps", "save_only_model": True}, "save_only_model=True"),
+        ({"epsilon_high": 1.2}, "epsilon_high=1.2"),
     ],
 )
 def test_what_disagrees_with_the_schedule_is_refused_by_name(tmp_path, fields, says):
@@ -269,137 +253,3 @@ def test_peft_adapters_are_what_is_measured(tmp_path):
     trained = sum(p.numel() for p in made.model.parameters() if p.requires_grad)
     assert sum(d.numel() for d in made.meter.delta) == trained < 3000
     assert all(x > 0 for x in logged(made, "twoclocks/update_norm"))
-
-
-# -- resuming -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted run of the misaligned schedule that keeps a checkpoint of every update."""
-    folder = tmp_path_factory.mktemp("whole")
-    made = scheduled(folder, rig.misaligned(), {"save_strategy": "steps", "save_steps": 1}, meter=DriftMeter(probe_every=3))
-    made.train()
-    return folder, weights(made), made.state.log_history
-
-
-def resumed(folder, tmp_path, step, schedule=None, **kwargs):
-    made = scheduled(tmp_path, schedule or rig.misaligned(), {"save_strategy": "no"}, meter=DriftMeter(probe_every=3), **kwargs)
-    made.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
-    return made
-
-
-def test_resuming_is_exact_at_and_between_rollout_borders(whole, tmp_path):
-    folder, end, history = whole
-    table = Timetable(rig.misaligned())
-    kinds = set()
-    for step in (1, 4, 13, 17, 19, 20, 21):
-        kinds.add(table.inner(step) > 0)
-        made = resumed(folder, tmp_path / str(step), step)
-        assert torch.equal(weights(made), end), step
-        for key in ("reward", "learning_rate", "twoclocks/samples", "twoclocks/drift_k3", "twoclocks/drift_cum_k3"):
-            assert logged(made, key) == [row[key] for row in history if key in row and "train_runtime" not in row], (step, key)
-    assert kinds == {True, False}
-
-
-def test_a_schedule_may_change_after_its_position_and_not_before(whole, tmp_path):
-    folder = whole[0]
-    *past, last = rig.misaligned().stages
-    later = Schedule((*past, Stage(rig.setting(16, 3e-3, 1), 96)))
-    step = next(r.update for r in Timetable(rig.misaligned()).rollouts if r.samples == 160)
-    made = resumed(folder, tmp_path / "later", step, later)
-    assert made.state.global_step == step + 6 and made.samples == 256
-    assert logged(made, "learning_rate")[-6:] == [3e-3] * 6
-    earlier = Schedule((Stage(rig.setting(4, 5e-4, 4), 48), *past[1:], last))
-    with pytest.raises(ScheduleError, match="differs from the one this run followed at 0 completions"):
-        resumed(folder, tmp_path / "earlier", step, earlier)
-
-
-def test_incomplete_checkpoints_are_never_resumed_from(whole, tmp_path):
-    import shutil
-
-    copy = tmp_path / "copy"
-    shutil.copytree(whole[0], copy)
-    (copy / "checkpoint-21" / checkpoint.MARKER).unlink()
-    assert checkpoint.newest(copy).name == "checkpoint-20" or checkpoint.newest(copy).name > "checkpoint-21"
-    with pytest.raises(ScheduleError, match="not a complete checkpoint"):
-        resumed(copy, tmp_path / "x", 21)
-    (copy / "checkpoint-1" / "rollout-0.safetensors").unlink()
-    with pytest.raises(ScheduleError, match="lies inside a rollout"):
-        resumed(copy, tmp_path / "y", 1)
-    with pytest.raises(ScheduleError, match="no complete checkpoint"):
-        scheduled(tmp_path / "z", rig.misaligned()).train(resume_from_checkpoint=True)
-    with pytest.raises(ScheduleError, match="per_device_train_batch_size=4, resumed with 2"):
-        made = scheduled(tmp_path / "w", rig.misaligned(), rig.setting(4, updates=4).to_trl(per_device=2))
-        made.train(resume_from_checkpoint=str(copy / "checkpoint-2"))
-
-
-def test_old_checkpoints_go_once_the_new_one_is_complete(tmp_path):
-    made = scheduled(tmp_path, schedules.constant(rig.setting(8), 64), {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2})
-    made.train()
-    assert [p.name for p in checkpoint.complete(tmp_path)] == ["checkpoint-7", "checkpoint-8"]
-    assert made.args.save_total_limit == 2
-
-
-def script(folder, resume, save_steps=1, prefix=()):
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, *prefix, str(ROOT / "tests/trainers.py"), str(folder), resume, str(save_steps)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def finished(process):
-    out = process.communicate()[0].decode()
-    assert process.returncode == 0, out[-3000:]
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
-    """Kill -9 at ten seeded moments, during checkpoint writes among them; every attempt goes on from the newest complete checkpoint."""
-    import random
-
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    start = time.perf_counter()
-    finished(script(whole, "fresh"))
-    whole_seconds = time.perf_counter() - start
-    rows = [json.loads(line) for line in (whole / "rows.jsonl").read_text().splitlines()]
-    draw, cut = random.Random(0), tmp_path / "cut"
-    cut.mkdir()
-    killed = during_write = 0
-    while killed < 10:
-        resume = "resume" if list(checkpoint.complete(cut / "run")) else "fresh"
-        process = script(cut, resume)
-        before = len(checkpoint.complete(cut / "run"))
-        deadline = time.perf_counter() + 3 * whole_seconds
-        # Wait for one more checkpoint to be begun, then strike within the next write or the update after it
-        while time.perf_counter() < deadline and process.poll() is None and len(list((cut / "run").glob("checkpoint-*"))) <= before + killed % 2:
-            time.sleep(0.001)
-        time.sleep(draw.uniform(0, 0.06))
-        if process.poll() is not None:
-            break
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        killed += 1
-        during_write += len(list((cut / "run").glob("checkpoint-*"))) > len(checkpoint.complete(cut / "run"))
-    assert killed == 10 and during_write >= 1
-    finished(script(cut, "resume"))
-    assert torch.equal(torch.load(whole / "final-0.pt", weights_only=True), torch.load(cut / "final-0.pt", weights_only=True))
-    # Rows of a redone update replace the killed attempt's: none is missing, and the last word on each is the whole run's
-    last = {row["update"]: row for row in map(json.loads, (cut / "rows.jsonl").read_text().splitlines())}
-    assert sorted(last) == [row["update"] for row in rows]
-    for row in rows:
-        assert last[row["update"]].get("twoclocks/drift_k3") == row.get("twoclocks/drift_k3")
-        assert last[row["update"]]["grad_norm"] == row["grad_norm"]
-
-
-@pytest.mark.slow
-def test_two_processes_follow_misaligned_switches_alike(tmp_path):
-    two, one = tmp_path / "two", tmp_path / "one"
-    two.mkdir(), one.mkdir()
-    finished(script(two, "fresh", 1000, ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")))
-    ranks = [torch.load(two / f"final-{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert torch.equal(*ranks)
-    rows = [json.loads(line) for line in (two / "rows.jsonl").read_text().splitlines()]
-    table = Timetable(rig.misaligned())
-    assert [row["twoclocks/samples"] for row in rows] == [table.samples_before(k + 1) for k in range(table.updates)]
-    assert [row["learning_rate"] for row in rows] == pytest.approx([table.lr(k) for k in range(table.updates)])

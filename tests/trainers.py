@@ -81,6 +81,21 @@ class Rows(TrainerCallback):
                 file.flush()
 
 
+def weights(trainer):
+    """All parameters in one vector."""
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def scheduled(folder, schedule, fields=None, **kwargs):
+    """A ScheduledGRPOTrainer with micro-batches and groups of 4."""
+    return trainer(ScheduledGRPOTrainer, folder, schedule=schedule, fields={"per_device_train_batch_size": 4, "num_generations": 4} | (fields or {}), **kwargs)
+
+
+def logged(trainer, key):
+    """Values of a key over the log rows that have it."""
+    return [row[key] for row in trainer.state.log_history if key in row and "train_runtime" not in row]
+
+
 def main(folder, resume, save_steps):
     """Follow the misaligned schedule, saving checkpoints; leave the final weights in `final.pt`."""
     torch.set_num_threads(1)

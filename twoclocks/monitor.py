@@ -23,6 +23,8 @@ class Reading:
         Completions until the safety budget is spent at the present setting.
     planned_left : int
         Completions that the schedule still asks for.
+    drift_at_end : float
+        Damage when the schedule has run as planned.
     gain : float
         Progress that the clock expects by now, metric units.
     extrapolated : bool
@@ -32,6 +34,7 @@ class Reading:
     drift_spent: float
     samples_left: float
     planned_left: int
+    drift_at_end: float
     gain: float
     extrapolated: bool
 
@@ -55,8 +58,8 @@ class Monitor:
         """The clocks after `update` updates of a timetable."""
         if self._table is not timetable:
             self._table, self._sums = timetable, [(0.0, 0.0)]
-        while len(self._sums) <= update:
-            self._sums.append(self._after(len(self._sums) - 1))
+            for k in range(timetable.updates):
+                self._sums.append(self._after(k))
         damage, gain = self._sums[update]
         setting = timetable.rollout(min(update, timetable.updates - 1)).setting
         (low, high), (c_low, c_high) = self.failure.batch_range, self.failure.drift_range
@@ -65,6 +68,7 @@ class Monitor:
             drift_spent=damage,
             samples_left=max(0.0, self.safety - damage) / rate,
             planned_left=timetable.samples - timetable.samples_before(update),
+            drift_at_end=self._sums[-1][0],
             gain=gain,
             extrapolated=not (low <= setting.batch <= high and c_low <= setting.drift_rate <= c_high),
         )

@@ -45,6 +45,10 @@ DEFAULTS: dict[str, Any] = {
     "top_p": 1.0,
     "log_completions": False,
     "eval_strategy": "no",
+    "save_strategy": "steps",
+    "save_only_model": False,
+    "per_device_eval_batch_size": 8,
+    "num_generations_eval": None,
     "top_k": 0,
 }
 OWNED = (
@@ -257,12 +261,25 @@ def _scheduled(config: dict[str, Any], schedule: Schedule, report: Report, promp
         report.problems.append(f"the group size changes along the schedule ({sorted(groups)}): TRL normalises by one group size; give all stages the same")
     for number, stage in enumerate(schedule.stages):
         if stage.setting.batch % unit:
+            s = stage.setting
+            step = math.lcm(unit, s.group // math.gcd(s.group, s.updates_per_rollout))
             legal = [d for d in range(1, stage.setting.batch + 1) if stage.setting.batch % (d * processes) == 0]
             report.problems.append(
                 f"stage {number}: batch {stage.setting.batch} is not a multiple of per_device_train_batch_size x processes = {unit}; nearest batches: "
-                f"{nearest_multiples(stage.setting.batch, unit)}; per_device_train_batch_size may be one of {', '.join(map(str, legal[-6:])) or 'none'}"
+                f"{nearest_multiples(stage.setting.batch, step)}; per_device_train_batch_size may be one of {', '.join(map(str, legal[-6:])) or 'none'}"
             )
     _owned(config, schedule, report, processes)
+    for name in ("save_strategy", "eval_strategy"):
+        if getattr(config[name], "value", config[name]) == "epoch":
+            report.problems.append(f"{name}='epoch': a schedule is one long epoch; use {name}='steps'")
+    if config["save_only_model"] and getattr(config["save_strategy"], "value", config["save_strategy"]) != "no":
+        report.problems.append("save_only_model=True: a resume without the optimizer's state would be another run; set it to False, or save_strategy='no'")
+    generations = config["num_generations_eval"] or schedule.stages[0].setting.group
+    if getattr(config["eval_strategy"], "value", config["eval_strategy"]) != "no" and int(config["per_device_eval_batch_size"]) * processes % generations:
+        rows = int(config["per_device_eval_batch_size"]) * processes
+        report.problems.append(
+            f"an evaluation batch of {rows} completions is not a whole number of groups of {generations}; nearest: {nearest_multiples(rows, generations)}"
+        )
     for rollout in [timetable.rollouts[0], *timetable.switches()]:
         s = rollout.setting
         clip = "no ratio clip" if s.clip is None else f"ratio clip [{1 - s.clip[0]:g}, {1 + s.clip[1]:g}]"
@@ -310,8 +327,10 @@ def _owned(config: dict[str, Any], schedule: Schedule, report: Report, processes
         "max_steps": {-1, Timetable(schedule).updates},
         "num_train_epochs": {3, 1},
         "epsilon": {DEFAULTS["epsilon"], *((first.clip[0],) if first.clip else (1.0,))},
-        "epsilon_high": {None, *((first.clip[1], 1 + first.clip[1]) if first.clip else (NO_CLIP_HIGH,))},  # cispo caps the ratio itself
+        "epsilon_high": {None, first.clip[1] if first.clip else NO_CLIP_HIGH},
     }
+    if first.clip and config["loss_type"] == "cispo":
+        agreed["epsilon_high"].add(1 + first.clip[1])  # cispo caps the ratio itself
     for name in OWNED:
         value = getattr(config[name], "value", config[name])  # enums of transformers
         if value not in agreed[name]:

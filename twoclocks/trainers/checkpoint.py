@@ -18,7 +18,9 @@ import torch
 from twoclocks.errors import ScheduleError
 
 MARKER = "twoclocks.json"
+SUPERSEDED = "twoclocks.superseded.json"
 VERSION = 1
+NEEDED = ("trainer_state.json", "optimizer.pt", "scheduler.pt")  # of the Trainer's own files, where it writes them itself
 
 
 def write_rollout(folder: Path, process: int, slices: list[dict[str, Any]]) -> None:
@@ -37,6 +39,7 @@ def write_rollout(folder: Path, process: int, slices: list[dict[str, Any]]) -> N
             if not isinstance(value, torch.Tensor):
                 raise ScheduleError(f"checkpoint inside a rollout: {name} is no tensor; set save_steps to a multiple of the updates per rollout")
             tensors[f"{k}/{name}"] = value.detach().cpu().clone()  # slices share memory
+    folder.mkdir(parents=True, exist_ok=True)  # a process may be here before the one that writes the model
     save_file(tensors, folder / f"rollout-{process}.safetensors")
 
 
@@ -96,6 +99,9 @@ def read(folder: Path, *, processes: int, micro: int) -> dict[str, Any]:
         saved: dict[str, Any] = json.loads((folder / MARKER).read_text())
     except (OSError, ValueError) as error:
         raise ScheduleError(f"{folder}: not a complete checkpoint of ScheduledGRPOTrainer ({error}); resume from an older one") from error
+    missing = [name for name in NEEDED if not (folder / name).exists() and not list(folder.glob("global_step*"))]  # DeepSpeed has its own
+    if missing and not list(folder.glob("*optimizer*")):
+        raise ScheduleError(f"{folder}: {', '.join(missing)} missing; without the optimizer's state a resume would be another run")
     if saved.get("version") != VERSION:
         raise ScheduleError(f"{folder / MARKER}: version {saved.get('version')}; this release reads version {VERSION}")
     for name, now in (("processes", processes), ("per_device_train_batch_size", micro)):
@@ -106,10 +112,19 @@ def read(folder: Path, *, processes: int, micro: int) -> dict[str, Any]:
     return saved
 
 
-def rotate(root: Path, limit: int | None) -> None:
-    """Delete the oldest complete checkpoints beyond a limit, marker first, so that none is half there and complete."""
+def supersede(root: Path, update: int) -> None:
+    """Set aside complete checkpoints past the one that a run goes on from: they are kept, and no longer resumed from or rotated."""
+    for later in complete(root):
+        if int(later.name.split("-")[1]) > update:
+            os.replace(later / MARKER, later / SUPERSEDED)
+
+
+def rotate(root: Path, limit: int | None, best: str | None) -> None:
+    """Delete the oldest complete checkpoints beyond a limit, but the best one; marker first, so that none is half there and complete."""
     if not limit or limit < 1:
         return
     for old in complete(root)[:-limit]:
+        if best is not None and old.resolve() == Path(best).resolve():
+            continue
         (old / MARKER).unlink()
         shutil.rmtree(old)

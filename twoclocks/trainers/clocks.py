@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -22,7 +24,7 @@ class TwoClocks(TrainerCallback):
     safety : float
         D, the share of a collapse that the run may use up.
     margin : float
-        Warns, once, when the samples left are fewer than (1 + margin) times those that the schedule still asks for.
+        Warns, once, when the schedule as it stands would spend more than (1 - margin) safety by its end.
     replan : bool
         At rollout borders plan the remaining samples with the remaining safety and follow the new plan if it begins with
         another setting. Every decision, and every plan that could not be followed, is in `decisions` and in the provenance of the
@@ -34,7 +36,7 @@ class TwoClocks(TrainerCallback):
     """
 
     def __init__(
-        self, clocks: FittedClocks, *, safety: float = 0.8, margin: float = 0.1, replan: bool = False, replan_every: int = 8, accept_misfit: bool = False
+        self, clocks: FittedClocks, *, safety: float = 0.8, margin: float = 0.0, replan: bool = False, replan_every: int = 8, accept_misfit: bool = False
     ) -> None:
         self.clocks, self.safety, self.margin = clocks, safety, margin
         self.replan, self.replan_every, self.accept_misfit = replan, replan_every, accept_misfit
@@ -62,11 +64,12 @@ class TwoClocks(TrainerCallback):
         if update >= table.updates:
             return
         found = self.monitor.read(table, update)
-        if not self._warned and found.samples_left < (1 + self.margin) * found.planned_left:
+        if not self._warned and found.drift_at_end > (1 - self.margin) * self.safety * (1 + 1e-3):  # a plan may spend its budget to the last
             self._warned = True
             warnings.warn(
-                f"after {self._trainer.samples:,} completions {found.drift_spent:.0%} of the failure clock is spent; at this setting the safety "
-                f"budget of {self.safety:.0%} lasts {found.samples_left:,.0f} more, and the schedule asks for {found.planned_left:,}: "
+                f"after {self._trainer.samples:,} completions {found.drift_spent:.0%} of the failure clock is spent, and the schedule would spend "
+                f"{found.drift_at_end:.0%} by its end; at this setting the safety budget of {self.safety:.0%} lasts {found.samples_left:,.0f} more of "
+                f"{found.planned_left:,} completions: "
                 "lower the learning rate, or stop there",
                 stacklevel=2,
             )
@@ -74,11 +77,25 @@ class TwoClocks(TrainerCallback):
         if self.replan and table.inner(update) == 0 and rollout.index % self.replan_every == 0:
             self._replan(update, found.drift_spent, found.planned_left)
 
+    def save(self, folder: Path) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"decisions": self.decisions, "warned": self._warned}
+
+    def restore(self, saved: dict[str, Any], folder: Path) -> None:
+        """Inverse of `save`."""
+        self.decisions, self._warned = list(saved.get("decisions", [])), bool(saved.get("warned", False))
+
+    def _without_warm_up(self) -> FittedClocks:
+        """The clocks for the rest of a run, whose warm-up lies behind it."""
+        if not dataclasses.is_dataclass(self.clocks):
+            return self.clocks
+        return dataclasses.replace(self.clocks, shared=self.clocks.shared | {"lr_warmup_samples": 0})  # type: ignore[type-var]
+
     def _replan(self, update: int, spent: float, left: int) -> None:
         table = self._trainer.timetable
         decision: dict[str, Any] = {"update": update, "samples": self._trainer.samples, "drift_spent": spent}
         try:
-            rest = plan(self.clocks, samples=left, safety=self.safety - spent, accept_misfit=self.accept_misfit)
+            rest = plan(self._without_warm_up(), samples=left, safety=self.safety - spent, accept_misfit=self.accept_misfit)
             if rest.stages[0].setting == table.rollout(update).setting:
                 return
             decision |= {"reason": rest.provenance["reason"], "followed": True}

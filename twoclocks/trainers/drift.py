@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback
 
 PREFIX = "twoclocks/"
+METER = "meter.safetensors"
 # Bounds of the histogram of sign(A) log r: a ratio that moved with its advantage is positive
 EDGES = (-5.0, -2.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _SUMS = ("tokens", "abs", "k3", "m2", "r", "r2", "n_pos", "r_pos", "n_neg", "r_neg", "clip_high", "clip_low", "mismatch", "n_mismatch")
@@ -54,38 +56,32 @@ def token_sums(log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Ten
     return torch.stack([t.sum() for t in terms]), lr.masked_fill(mask == 0, -torch.inf).max()
 
 
-def histogram(log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+def histogram(log_ratio: torch.Tensor, mask: torch.Tensor, advantage: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
     """Token counts of sign(A) log r between `EDGES`, (2, len(EDGES) + 1): negative advantages, then positive ones."""
     a = (advantage if advantage.dim() == 2 else advantage[:, None]).expand_as(log_ratio)
-    edges = torch.tensor(EDGES, device=log_ratio.device)
-    bins = torch.bucketize(torch.sign(a) * log_ratio.float(), edges)
     size = len(EDGES) + 1
-    counts = [torch.bincount(bins[(mask > 0) & side], minlength=size) for side in (a < 0, a > 0)]
-    return torch.stack(counts)
+    bins = torch.bucketize(torch.sign(a) * log_ratio.float(), edges) + size * (a > 0)
+    counts = torch.zeros(2 * size, dtype=torch.float32, device=log_ratio.device)  # scatter: no boolean index, which would wait for the device
+    return counts.scatter_add_(0, bins.flatten(), (mask.float() * (a != 0)).flatten()).view(2, size)
 
 
 def summary(sums: list[float], largest: float) -> dict[str, float]:
     """Metrics of one update from its token sums; what was not measured is left out."""
     s = dict(zip(_SUMS, sums, strict=True))
-    tokens = s["tokens"]
-    if tokens == 0:
-        return {}
-    found = {
-        "drift_abs": s["abs"] / tokens,
-        "drift_k3": s["k3"] / tokens,
-        "drift_m2": s["m2"] / tokens,
-        "ess": s["r"] ** 2 / (tokens * s["r2"]),
-        "ratio_max": float(torch.tensor(largest).exp()),
-        "clip_frac_high": s["clip_high"] / tokens,
-        "clip_frac_low": s["clip_low"] / tokens,
-    }
-    for name, total, count in (
-        ("ratio_pos", s["r_pos"], s["n_pos"]),
-        ("ratio_neg", s["r_neg"], s["n_neg"]),
-        ("engine_mismatch", s["mismatch"], s["n_mismatch"]),
-    ):
-        if count:
-            found[name] = total / count
+    tokens, found = s["tokens"], {}
+    if tokens:
+        found = {
+            "drift_abs": s["abs"] / tokens,
+            "drift_k3": s["k3"] / tokens,
+            "drift_m2": s["m2"] / tokens,
+            "ess": s["r"] ** 2 / (tokens * s["r2"]),
+            "ratio_max": float(torch.tensor(largest).exp()),
+            "clip_frac_high": s["clip_high"] / tokens,
+            "clip_frac_low": s["clip_low"] / tokens,
+        }
+    for name, total, count in (("ratio_pos", "r_pos", "n_pos"), ("ratio_neg", "r_neg", "n_neg"), ("engine_mismatch", "mismatch", "n_mismatch")):
+        if s[count]:
+            found[name] = s[total] / s[count]
     return found
 
 
@@ -96,7 +92,7 @@ class DriftMeter(TrainerCallback):
     estimate of KL(pi_rollout || pi), r - 1 - log r (`drift_k3`), mean (log r)^2 (`drift_m2`), effective sample size
     (sum r)^2/(n sum r^2) (`ess`), largest r (`ratio_max`), mean r over tokens of positive and of negative advantage
     (`ratio_pos`, `ratio_neg`), shares of tokens clipped above at positive and below at negative advantage
-    (`clip_frac_high`, `clip_frac_low`) and the same under `.../inner_<k>` for the k-th update of a rollout. The first update
+    (`clip_frac_high`, `clip_frac_low`; by token, whatever the loss clips) and the same under `.../inner_<k>` for the k-th update of a rollout. The first update
     of a rollout shows none, since the policy has not moved (with one update a rollout nothing is logged); the drift that the
     last one causes needs the probe.
 
@@ -127,7 +123,32 @@ class DriftMeter(TrainerCallback):
         self._done: list[tuple[int, int, list[Any]]] = []  # (inner step, last of its rollout) of updates since the last log
         self._probes: dict[str, list[float]] = {}
         self._last_micro: dict[str, Any] = {}
+        self._edges: torch.Tensor | None = None
         self.seconds = 0.0
+
+    def reset(self) -> None:
+        """Forget a run: the trainer is about to begin or resume one."""
+        self.delta, self._start, self._before, self._open, self._done, self._probes, self._last_micro = [], [], [], None, [], {}, {}
+        self.cumulative = dict.fromkeys(self.cumulative, 0.0)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """What a checkpoint keeps: the cumulative drift, and beside it the start and the last change where parameters are measured."""
+        if self._start:
+            from safetensors.torch import save_file
+
+            kept = {f"start/{k}": p for k, p in enumerate(self._start)} | {f"delta/{k}": p for k, p in enumerate(self.delta)}
+            save_file({name: p.cpu().clone() for name, p in kept.items()}, folder / METER)
+        return dict(self.cumulative)
+
+    def restore(self, saved: dict[str, Any], folder: Path) -> None:
+        """Inverse of `save`; parameters that were not kept are measured from the resume on."""
+        self.cumulative |= saved
+        if self.probe_every and (folder / METER).exists():
+            from safetensors.torch import load_file
+
+            kept, device = load_file(folder / METER), self.parameters()[0].device
+            for name, part in (("start", self._start), ("delta", self.delta)):
+                part += [kept[f"{name}/{k}"].to(device) for k in range(sum(key.startswith(name) for key in kept))]
 
     def attach(self, trainer: Any) -> None:
         """Called once by the trainer that is measured."""
@@ -149,16 +170,22 @@ class DriftMeter(TrainerCallback):
         old, engine = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
         anchor = engine if self.reference == "engine" else old
         self._last_micro = inputs
-        if anchor is None or self._trainer.timetable.rollout(self._trainer.state.global_step).setting.updates_per_rollout == 1:
-            return  # at one update a rollout the ratio is 1 by construction: there is nothing to measure before the step
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # tool output is not the policy's
-        log_ratio = torch.nan_to_num(logps.detach() - anchor)  # engines report NaN where they could not score
-        sums, largest = token_sums(log_ratio, mask, inputs["advantages"], clip)
+        if anchor is None:
+            return
+        mask = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).float()  # tool output is not the policy's
+        once = self._trainer.timetable.rollout(self._trainer.state.global_step).setting.updates_per_rollout == 1
+        # At one update a rollout the ratio to the trainer's own log-probabilities is 1 by construction: nothing is measured
+        measured = torch.zeros_like(mask) if once and self.reference == "trainer" else mask
+        unscored = torch.isnan(anchor)  # engines report NaN where they could not score; a policy's own NaN stays visible
+        log_ratio = torch.where(unscored, 0.0, logps.detach() - anchor)
+        sums, largest = token_sums(log_ratio, measured * ~unscored, inputs["advantages"], clip)
         apart = torch.zeros(2, device=sums.device)
         if engine is not None and old is not None:
             scored = mask * ~torch.isnan(engine)
-            apart = torch.stack([(torch.nan_to_num(old - engine).abs() * scored).sum(), scored.sum().to(sums.dtype)])
-        sums, counts = torch.cat([sums, apart]), histogram(log_ratio, mask, inputs["advantages"])
+            apart = torch.stack([(torch.where(torch.isnan(engine), 0.0, old - engine).abs() * scored).sum(), scored.sum()])
+        if self._edges is None or self._edges.device != sums.device:
+            self._edges = torch.tensor(EDGES, device=sums.device)
+        sums, counts = torch.cat([sums, apart]), histogram(log_ratio, measured * ~unscored, inputs["advantages"], self._edges)
         if self._open is None:
             self._open = [sums, largest, counts]
         else:
@@ -196,9 +223,8 @@ class DriftMeter(TrainerCallback):
             return
         norm = _norm(self.delta)
         found = {"update_norm": norm, "distance": _norm(torch._foreach_sub([p.detach() for p in self.parameters()], self._start))}
-        if previous and self.due(update):
-            dot = sum((a * b).sum() for a, b in zip(previous, self.delta, strict=True))
-            found["update_cos"] = dot / (norm * _norm(previous))
+        if previous and float(scale := norm * _norm(previous)) > 0:
+            found["update_cos"] = sum((a * b).sum() for a, b in zip(previous, self.delta, strict=True)) / scale
         if self._last_micro.get("old_per_token_logps") is not None:
             logps = self._trainer.score(self._last_micro)
             mask = self._last_micro["completion_mask"] * self._last_micro.get("tool_mask", 1)
@@ -242,7 +268,8 @@ class DriftMeter(TrainerCallback):
         found |= summary([sum(column) for column in zip(*rows, strict=True)], max(tops))
         found |= self.cumulative
         found["inner_step"] = self._done[-1][0]
-        found["ratio_hist"] = json.dumps([int(v) for v in flat[n * width + n :]])
+        if any(row[0] for row in rows):
+            found["ratio_hist"] = json.dumps([int(v) for v in flat[n * width + n :]])
         self._done = []
         return found
 

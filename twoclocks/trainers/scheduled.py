@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from torch.utils.data import DataLoader, IterableDataset
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from twoclocks.errors import ScheduleError, SettingError
@@ -27,13 +31,29 @@ from twoclocks.timetable import Rollout, Timetable
 from twoclocks.trainers import checkpoint
 from twoclocks.trainers.drift import PREFIX, DriftMeter
 
+ENDLESS = 1 << 40  # updates of the one epoch: how many there will be is the timetable's to say, and may change
+logger = logging.getLogger(__name__)
+
+
+class Position(TrainerCallback):
+    """Keeps the Trainer's own bookkeeping in step with the timetable."""
+
+    def __init__(self, trainer: ScheduledGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        rollout = self.trainer.timetable.rollout(state.global_step - 1)
+        state.epoch = (rollout.prompts + rollout.setting.prompts) / len(self.trainer.train_dataset)  # passes over the dataset
+        if control.should_save:
+            control.should_log = True  # what is measured but not yet logged would not survive the checkpoint
+
 
 def grpo_config(schedule: Schedule, output_dir: str, *, per_device_train_batch_size: int, **fields: Any) -> GRPOConfig:
     """A GRPOConfig whose owned fields are those of the schedule's first stage, so that TRL's own checks pass.
 
     Needed where the micro-batch is not a multiple of the group; elsewhere a plain GRPOConfig does.
     """
-    processes = GRPOConfig(output_dir, **{k: v for k, v in fields.items() if k == "use_cpu"}).world_size
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
     owned = schedule.stages[0].setting.to_trl(per_device=per_device_train_batch_size, processes=processes)
     return GRPOConfig(output_dir, **{**owned, **fields})
 
@@ -60,7 +80,8 @@ class ScheduledGRPOTrainer(GRPOTrainer):
     -----
     Log-probabilities of the rollout policy are always recomputed by the trainer, also at one update per rollout, where TRL
     leaves them out. Prompts come in TRL's order (one permutation of the dataset a pass, from `args.seed`), without dropping
-    the rest of a pass that fills no rollout. With loss_type "cispo" the ratio's cap is 1 + eps_high.
+    the rest of a pass that fills no rollout; the logged epoch is passes over the dataset. With loss_type "cispo" the ratio's cap is
+    1 + eps_high. A log row is written before every checkpoint, so that what was measured survives it.
     Every log row carries `twoclocks/samples`, completions trained: the x axis that stays comparable between batches. Rows of a
     rollout's first update carry `twoclocks/batch_effective`, B (1 - share of groups without variance).
 
@@ -86,9 +107,17 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         dataset = kwargs.get("train_dataset")
         if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise SettingError("train_dataset: the schedule draws prompts by index and resumes by position; pass a dataset with a length, not an iterable one")
-        self.timetable = Timetable(schedule)
-        in_memory = not isinstance(kwargs.get("model"), str) and not getattr(getattr(kwargs.get("model"), "config", None), "_name_or_path", "")
-        require_legal(vars(given), schedule, prompts=len(dataset), processes=given.world_size, in_memory_model=in_memory)
+        try:
+            json.dumps(schedule.to_json())
+        except TypeError as error:
+            raise ScheduleError(f"the schedule's provenance is not JSON ({error}), and checkpoints carry it: keep plain values there") from error
+        self._given, self.timetable = schedule, Timetable(schedule)
+        model = kwargs.get("model")
+        named = isinstance(model, str) or bool(getattr(getattr(model, "config", None), "_name_or_path", ""))
+        in_memory = not (named or kwargs.get("peft_config") or hasattr(model, "peft_config"))  # an adapter's reference is the base model
+        report = require_legal(vars(given), schedule, prompts=len(dataset), processes=given.world_size, in_memory_model=in_memory)
+        for warning in report.warnings:
+            logger.warning(warning)
         self.generation_chunk = generation_chunk
         if generation_chunk is not None and generation_chunk < 1:
             raise SettingError(f"generation_chunk={generation_chunk}: must be at least 1")
@@ -106,10 +135,25 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         super().__init__(args=own, **kwargs)
         self._dtypes = {name: p.dtype for name, p in self.model.named_parameters()}
         self.meter = meter if meter is not None else DriftMeter()
+        if self.meter.probe_every and self.is_deepspeed_enabled:
+            raise SettingError(
+                "DriftMeter(probe_every > 0) reads parameters around the optimizer step, which DeepSpeed takes inside backward; use probe_every=0"
+            )
+        self._readers: list[Any] = []
+        for callback in self.callback_handler.callbacks:
+            self._attach(callback)
         self.add_callback(self.meter)
-        self._readers = [c for c in self.callback_handler.callbacks if hasattr(c, "attach") and hasattr(c, "read")]
-        for reader in self._readers:
-            reader.attach(self)
+        self.add_callback(Position(self))
+
+    def add_callback(self, callback: Any) -> None:
+        """As Trainer.add_callback; what reads the run (`TwoClocks`, `DriftMeter`) is attached to it."""
+        super().add_callback(callback)
+        self._attach(self.callback_handler.callbacks[-1])
+
+    def _attach(self, callback: Any) -> None:
+        if hasattr(callback, "attach") and hasattr(callback, "read"):
+            callback.attach(self)
+            self._readers.append(callback)
 
     # -- position --------------------------------------------------------------------------------------------------
 
@@ -119,14 +163,14 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         return self.timetable.samples_before(min(self.state.global_step, self.timetable.updates))
 
     def reschedule(self, schedule: Schedule) -> None:
-        """Follow another schedule from the next rollout on.
+        """Follow another schedule from the next rollout on; one that ends here stops the run.
 
         Raises
         ------
         ScheduleError
             If it differs from the present one before the end of the present rollout.
         SettingError
-            If one of its settings does not fit the micro-batch or the processes.
+            If one of its settings does not fit the micro-batch, the processes or the dataset.
         """
         timetable = Timetable(schedule)
         done = self.state.global_step
@@ -134,15 +178,24 @@ class ScheduledGRPOTrainer(GRPOTrainer):
             rollout = self.timetable.rollout(done)
             done = rollout.update + rollout.updates
         timetable.check_same_past(self.timetable, done)
-        require_legal({"per_device_train_batch_size": self.args.per_device_train_batch_size}, schedule, processes=self.args.world_size)
+        fields = {"per_device_train_batch_size": self.args.per_device_train_batch_size}
+        require_legal(fields, schedule, prompts=len(self.train_dataset), processes=self.args.world_size)
         self.timetable = timetable
         self.state.max_steps = self.args.max_steps = timetable.updates
-        if not self._inside():
-            self._refresh_lr()
+        if self.state.global_step and self.state.global_step >= timetable.updates:
+            self.control.should_training_stop = True
 
     def _inside(self) -> bool:
         """Whether the next update continues a rollout."""
         return self.state.global_step < self.timetable.updates and self.timetable.inner(self.state.global_step) > 0
+
+    def _left_of_rollout(self) -> bool:
+        """Whether the rollout of the last update has completions that a longer schedule would still train on."""
+        done = self.state.global_step
+        if done == 0:
+            return False
+        rollout = self.timetable.rollout(done - 1)
+        return done - rollout.update < rollout.setting.updates_per_rollout
 
     def _micro_batches(self, setting: Setting) -> int:
         return setting.batch // (self.args.per_device_train_batch_size * self.args.world_size)
@@ -156,12 +209,7 @@ class ScheduledGRPOTrainer(GRPOTrainer):
 
     def get_train_dataloader(self) -> Any:
         """One item an update: what the Trainer counts by. The prompts themselves are drawn by `_rows`."""
-        return DataLoader(range(self._most_updates()), batch_size=1)
-
-    def _most_updates(self) -> int:
-        """Updates that the run can have if it is rescheduled to the smallest batch that fits."""
-        smallest = self.args.per_device_train_batch_size * self.args.world_size
-        return max(self.timetable.updates, self.timetable.schedule.samples // smallest)
+        return DataLoader(range(ENDLESS), batch_size=1)  # type: ignore[arg-type]
 
     def _prompt(self, number: int) -> int:
         """Dataset index of the number-th prompt of the run."""
@@ -185,7 +233,11 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         """The next update as one batch: its rollout's rows if it begins one, else nothing, as TRL serves it from its buffer."""
         next(epoch_iterator)
         update = self.state.global_step
+        if update >= self.timetable.updates:  # resumed at its end
+            self.control.should_training_stop = True
+            return [], None
         rollout = self.timetable.rollout(update)
+        self._refresh_lr()
         setting = rollout.setting
         self.epsilon_low, self.epsilon_high = self._clip(setting, self.loss_type)
         self.args.steps_per_generation = setting.updates_per_rollout * self._micro_batches(setting)
@@ -261,6 +313,8 @@ class ScheduledGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         if self.model.training and "old_per_token_logps" not in output:  # TRL leaves them out where one update takes the whole rollout
+            if "pixel_values" in output:
+                raise SettingError("images with one update per rollout of one micro-batch: use a smaller per_device_train_batch_size")
             output["old_per_token_logps"] = self.score(output)
         return output
 
@@ -281,7 +335,7 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         return self.timetable.lr(min(update, self.timetable.updates - 1))
 
     def _refresh_lr(self) -> None:
-        """Give the next update the timetable's learning rate: the scheduler set it when the last one ended."""
+        """Give the next update the timetable's learning rate: the scheduler's own count misses skipped steps and new schedules."""
         lr = self._lr(self.state.global_step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -307,32 +361,44 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         ScheduleError
             If there is no complete checkpoint, or the schedule differs from the checkpoint's before its position.
         """
+        self._buffered_inputs, self._step, self._position = None, 0, None
+        self._metrics["train"].clear()
+        self.meter.reset()
         if resume_from_checkpoint:
             folder = checkpoint.newest(Path(self.args.output_dir)) if resume_from_checkpoint is True else Path(str(resume_from_checkpoint))
             saved = checkpoint.read(folder, processes=self.args.world_size, micro=self.args.per_device_train_batch_size)
-            self.timetable.check_same_past(Timetable(Schedule.from_json(saved["schedule"], str(folder))), saved["update"])
-            self.meter.cumulative |= saved["meter"]
+            followed = Timetable(Schedule.from_json(saved["schedule"], str(folder)))
+            if saved["given"] == json.loads(json.dumps(self._given.to_json())):
+                self.timetable = followed  # the run may have been replanned since it was started
+                self.args.max_steps = followed.updates
+            else:
+                self.timetable.check_same_past(followed, saved["update"])
+            for reader in self._readers:
+                reader.restore(saved["readers"].get(type(reader).__name__, {}), folder)
+            if self.args.should_save:
+                checkpoint.supersede(Path(self.args.output_dir), saved["update"])
+            self.accelerator.wait_for_everyone()
             self._position, resume_from_checkpoint = folder, str(folder)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:  # the saved rates are those of the schedule as it was
-            self._refresh_lr()
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            (folder / checkpoint.MARKER).unlink(missing_ok=True)  # an earlier attempt's, of other weights
+        self.accelerator.wait_for_everyone()
         limit, self.args.save_total_limit = self.args.save_total_limit, None  # the old ones go once the new one is complete
         try:
             super()._save_checkpoint(model, trial)
         finally:
             self.args.save_total_limit = limit
-        buffered = self._buffered_inputs if self._inside() else None
+        buffered = self._buffered_inputs if self._left_of_rollout() else None
         if buffered is not None:
             checkpoint.write_rollout(folder, self.args.process_index, buffered)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             position = {"update": self.state.global_step, "samples": self.samples, "inside_rollout": buffered is not None}
             layout = {"processes": self.args.world_size, "per_device_train_batch_size": self.args.per_device_train_batch_size}
-            checkpoint.finish(folder, position | layout | {"schedule": self.timetable.schedule.to_json(), "meter": self.meter.cumulative})
-            checkpoint.rotate(folder.parent, limit)
+            readers = {type(reader).__name__: reader.save(folder) for reader in self._readers}
+            schedules = {"schedule": self.timetable.schedule.to_json(), "given": self._given.to_json()}
+            checkpoint.finish(folder, position | layout | schedules | {"readers": readers})
+            checkpoint.rotate(folder.parent, limit, self.state.best_model_checkpoint)
