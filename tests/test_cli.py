@@ -130,3 +130,36 @@ def test_export_prints_fragments_and_json(run, tmp_path):
     assert done.returncode == 0 and "data.train_batch_size=16" in done.stdout and "# note: resume with" in done.stdout
     assert [s["fields"]["--train.batch_size"] for s in json.loads(run("export", made, "--to", "openrlhf", "--json").stdout)["stages"]] == [32, 128]
     assert run("export", made, "--to", "nowhere").returncode == 2
+
+
+def test_logs_are_imported_fitted_and_planned(run, planted, tmp_path):
+    """Planted runs written as W&B histories: the same clocks as from the records, and a schedule."""
+    law = lambda b, c, clipped: 45_000 * (1.8e-7 / c)  # noqa: E731
+    runs = planted(a=20.0, h0=2e6, h1=8e3, collapse=law, lr32=(1e-6, 2e-6, 4e-6))
+    logs, rows = tmp_path / "logs", []
+    logs.mkdir()
+    for row in runs.runs.itertuples():
+        curve = runs.curves[runs.curves["run_id"] == row.run_id]
+        columns = {"train/global_step": curve["update"], "eval/reward": curve["heldout_acc"], "train/learning_rate": row.lr}
+        pd.DataFrame(columns).to_csv(logs / f"{row.run_id}.csv", index=False)
+        rows.append({"run": row.run_id, "completions": row.batch, "group": row.group, "updates_per_rollout": row.updates_per_rollout, "lr": row.lr})
+    table, made = tmp_path / "runs.csv", tmp_path / "schedule.json"
+    pd.DataFrame(rows).to_csv(table, index=False)
+    done = run("import", logs, "--settings", table, "--out", tmp_path / "records")
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {len(rows)} runs" in done.stdout
+    assert run("import", logs, "--settings", table, "--out", tmp_path / "records").returncode == 2
+    planned = run("plan", logs, "--settings", table, "--target", "0.3", "--samples", "100000", "--n-boot", "5", "--out", made)
+    assert planned.returncode == 0, planned.stderr
+    assert run("export", made, "--to", "verl").returncode == 0
+    fits = [run("fit", path, "--target", "0.3", "--n-boot", "5", *extra).stdout for path, extra in ((logs, ("--settings", table)), (tmp_path / "records", ()))]
+    assert fits[0] == fits[1]
+
+
+def test_what_logs_lack_is_asked_for_on_the_command_line(run, tmp_path):
+    log = tmp_path / "h.csv"
+    pd.DataFrame({"train/global_step": [1, 2, 3], "train/reward": [0.1, 0.2, 0.3], "train/learning_rate": 1e-6}).to_csv(log, index=False)
+    assert "is not in the log" in run("import", log, "--out", tmp_path / "a").stderr
+    assert "'many' is not a number" in run("import", log, "--set", "completions=many", "--out", tmp_path / "a").stderr
+    assert run("import", log, "--set", "completions=32", "--set", "group=8", "--out", tmp_path / "a").returncode == 0
+    assert "give one of them" in run("import", log, "--set", "group=8", "--settings", log, "--out", tmp_path / "b").stderr

@@ -15,19 +15,44 @@ from twoclocks import __version__, preflight
 from twoclocks.errors import RecordsError, ScheduleError, TwoclocksError
 from twoclocks.exporters import export
 from twoclocks.fitting import Clocks, fit
+from twoclocks.importers import read_runs
 from twoclocks.planner import plan
-from twoclocks.records import Runs, read
+from twoclocks.records import Runs, read, write
 from twoclocks.schedule import Schedule
 from twoclocks.schema import RUN_COLUMNS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 console = Console()
 
-Records = Annotated[Path, typer.Argument(help="records folder: runs.parquet and curves/*.parquet")]
+Records = Annotated[Path, typer.Argument(help="records folder (runs.parquet and curves/*.parquet), or logs of any trainer: a file or a folder")]
+Settings = Annotated[Path | None, typer.Option("--settings", help="table with a column `run` and what the logs do not say: completions, group, lr ...")]
+Given = Annotated[list[str] | None, typer.Option("--set", help="what the logs do not say, for every run: completions=32, group=8 ...; may repeat")]
 Where = Annotated[list[str] | None, typer.Option("--where", help="keep runs with column=value; may repeat; value null for no clip")]
 Metric = Annotated[str, typer.Option(help="curve column where more is better")]
 Target = Annotated[float, typer.Option(help="level of the metric that counts as reached")]
 Draws = Annotated[int, typer.Option("--n-boot", min=2, help="bootstrap draws behind the intervals")]
+
+
+def load(path: Path, settings: Path | None, given: list[str] | None) -> Runs:
+    """Records, or logs with what they do not say.
+
+    Raises
+    ------
+    RecordsError
+        If a --set is no name=number, both are given, or the logs say too little.
+    """
+    if settings is not None and given:
+        raise RecordsError("--settings and --set: give one of them; a table may hold the same value for every run")
+    facts: dict[str, Any] = {}
+    for pair in given or []:
+        name, _, value = pair.partition("=")
+        try:
+            facts[name] = float(value) if any(mark in value.lower() for mark in ".e") else int(value)
+        except ValueError:
+            facts[name] = value  # testbed, model, task are names
+        if name not in ("testbed", "model", "task") and isinstance(facts[name], str):
+            raise RecordsError(f"--set {pair}: {value!r} is not a number")
+    return read_runs(path, settings=settings if settings is not None else facts)
 
 
 def select(runs: Runs, where: list[str] | None) -> Runs:
@@ -98,10 +123,32 @@ def check(
     console.print(table)
 
 
+@app.command(name="import")
+def import_command(
+    logs: Annotated[Path, typer.Argument(help="a log, or a folder with logs: trainer_state.json, verl jsonl, W&B or other csv, parquet and jsonl")],
+    out: Annotated[Path, typer.Option(help="records folder to write; an existing one is not overwritten")],
+    settings: Settings = None,
+    given: Given = None,
+) -> None:
+    """Turn logs into a records folder, and say what was repaired on the way."""
+    if out.exists():
+        raise RecordsError(f"{out}: exists and is left as it is; choose another --out")
+    runs = load(logs, settings, given)
+    write(runs, out, "imported")
+    for row in runs.runs.itertuples():
+        kept = json.loads(str(row.config))
+        said = f"{kept['run']} ({kept['source']}): batch {row.batch}, lr {row.lr:.3g}, {row.samples_done:,} completions"
+        for line in (said, *(f"  {note}" for note in kept["notes"])):
+            console.print(line, markup=False, highlight=False)
+    console.print(f"wrote {len(runs.runs)} runs to {out}", markup=False, highlight=False)
+
+
 @app.command(name="fit")
-def fit_command(records: Records, target: Target, metric: Metric = "heldout_acc", where: Where = None, n_boot: Draws = 200) -> None:
+def fit_command(
+    records: Records, target: Target, metric: Metric = "heldout_acc", where: Where = None, n_boot: Draws = 200, settings: Settings = None, given: Given = None
+) -> None:
     """Fit the progress and failure clocks."""
-    show(fit(select(read(records), where), metric=metric, target=target, n_boot=n_boot))
+    show(fit(select(load(records, settings, given), where), metric=metric, target=target, n_boot=n_boot))
 
 
 @app.command(name="plan")
@@ -115,13 +162,15 @@ def plan_command(
     out: Annotated[Path | None, typer.Option(help="write the schedule here; an existing file is not overwritten")] = None,
     n_boot: Draws = 200,
     accept_misfit: Annotated[bool, typer.Option("--accept-misfit", help="plan even where the runs contradict a clock's law")] = False,
+    settings: Settings = None,
+    given: Given = None,
 ) -> None:
     """Fit the clocks and turn them into a schedule, with the reason for it."""
     if out is not None and out.exists():
         raise ScheduleError(f"{out}: exists and is left as it is; choose another --out")
     if out is not None and not out.absolute().parent.is_dir():
         raise ScheduleError(f"{out}: no such folder; create it first")
-    clocks = fit(select(read(records), where), metric=metric, target=target, n_boot=n_boot)
+    clocks = fit(select(load(records, settings, given), where), metric=metric, target=target, n_boot=n_boot)
     show(clocks)
     schedule = plan(clocks, samples=samples, safety=safety, accept_misfit=accept_misfit)
     explain(schedule)
