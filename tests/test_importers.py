@@ -1,5 +1,6 @@
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from twoclocks import importers
 from twoclocks.errors import RecordsError, TwoclocksError
 from twoclocks.importers.log import number
 
+DATA = Path(__file__).parent / "data"
 SIZE = {"completions": 32, "group": 8, "updates_per_rollout": 4, "lr": 2e-6}
 
 
@@ -229,3 +231,55 @@ def test_names_are_data_and_never_paths(tmp_path):
     pd.DataFrame({"run": ["../../etc/passwd"] * 2, "k": [1, 2], "r": [0.1, 0.2]}).to_csv(tmp_path / "a.csv", index=False)
     runs = tc.read_runs(tmp_path / "a.csv", columns={"run": "run", "update": "k", "reward": "r"}, settings=SIZE)
     assert runs.runs["run_id"].str.fullmatch(r"etc-passwd-[0-9a-f]{8}").all()
+
+
+# -- stores written by the tools themselves -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("store", "source"), [("trackio.db", "trackio"), ("mlruns", "mlflow")])
+def test_stores_are_read_as_their_tools_wrote_them(store, source):
+    given = {"completions": 32} | ({"group": 8} if source == "trackio" else {})  # MLflow keeps the parameters
+    runs = tc.read_runs(DATA / store, settings=given)
+    assert curve(runs, "reward") == ([32, 96, 160], [0.1, 0.3, 0.5])
+    assert curve(runs, "heldout_acc") == ([128], [0.4])
+    assert runs.curves["grad_norm"].isna().tolist() == [False, False, True, False, False, False]
+    row = runs.runs.iloc[0]
+    assert (row["lr"], row["group"]) == (1e-6, 8)
+    assert row["run_id"].startswith("sweep-a-") and json.loads(row["config"])["source"] == source
+
+
+def test_a_store_is_opened_read_only():
+    before = (DATA / "trackio.db").read_bytes()
+    tc.read_runs(DATA / "trackio.db", settings={"completions": 32, "group": 8})
+    assert (DATA / "trackio.db").read_bytes() == before and not list(DATA.glob("trackio.db-*"))
+
+
+def test_every_tensorboard_scalar_is_read(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    for start, scale in ((0, 1.0), (11_000, 2.0)):  # two files; the second resumes before the first ends
+        with SummaryWriter(str(tmp_path / "runs" / "Dec01")) as writer:
+            for k in range(start, start + 12_000):
+                writer.add_scalar("train/reward", scale * k, k)
+            writer.add_scalar("train/learning_rate", 1e-6, start + 1)
+    runs = tc.read_runs(tmp_path, settings={"completions": 8, "group": 4})
+    assert len(runs.runs) == 1 and len(runs.curves) == 23_000
+    assert runs.curves["reward"].iloc[[10_999, 11_000]].tolist() == [10_999, 22_000]
+    assert "1000 rows of earlier attempts" in json.loads(runs.runs["config"][0])["notes"][0]
+
+
+@pytest.mark.parametrize("content", [b"", b"not sqlite", b"SQLite format 3\x00" + b"\x00" * 200])
+def test_damaged_stores_are_typed_errors(tmp_path, content):
+    (tmp_path / "demo.db").write_bytes(content)
+    with pytest.raises(TwoclocksError):
+        tc.read_runs(tmp_path / "demo.db", settings=SIZE)
+    (tmp_path / "events.out.tfevents.1").write_bytes(content)
+    with pytest.raises(TwoclocksError):
+        tc.read_runs(tmp_path / "events.out.tfevents.1", settings=SIZE)
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "meta.yaml").write_text("run_id: a\n")
+    with pytest.raises(TwoclocksError, match="no metrics"):
+        tc.read_runs(tmp_path / "meta.yaml", settings=SIZE)
+    (tmp_path / "metrics/reward").write_bytes(content or b"1 2\n")
+    with pytest.raises(TwoclocksError):
+        tc.read_runs(tmp_path / "meta.yaml", settings=SIZE)

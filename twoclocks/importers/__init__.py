@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 
 from twoclocks.errors import RecordsError
-from twoclocks.importers import table, trl, verl
+from twoclocks.importers import mlflow, table, tensorboard, trackio, trl, verl
 from twoclocks.importers.log import Log, number
 from twoclocks.records import Runs
 from twoclocks.records import read as read_records
 from twoclocks.schema import CURVE_COLUMNS, RUN_COLUMNS, SCHEMA_VERSION, validate
 
-SOURCES = {"trl": trl, "verl": verl, "table": table}
+SOURCES = {"trl": trl, "verl": verl, "tensorboard": tensorboard, "trackio": trackio, "mlflow": mlflow, "table": table}
 GIVEN = ("completions", "prompts", "group", "updates_per_rollout", "lr", "clip_low", "clip_high", "lr_warmup_samples", "seed", "testbed", "model", "task")
 
 
@@ -31,14 +31,14 @@ def read_runs(
     settings: Mapping[str, Any] | pd.DataFrame | str | os.PathLike[str] | None = None,
     columns: dict[str, str] | None = None,
 ) -> Runs:
-    """Runs from logs on disk: TRL trainer states, verl's jsonl, W&B exports, any table with a mapping, or a records folder.
+    """Runs from logs on disk: TRL trainer states, verl's jsonl, TensorBoard, trackio, MLflow, W&B exports, mapped tables, or records.
 
     Parameters
     ----------
     paths : path or paths
         Files, folders (searched for logs) or glob patterns.
     source : str
-        "auto", "trl", "verl" or "table" (W&B exports among them).
+        "auto", "trl", "verl", "tensorboard", "trackio", "mlflow" or "table" (W&B exports among them).
     settings : mapping, DataFrame or file, optional
         What the logs do not say: group (completions per prompt), completions or prompts per optimizer update, and lr,
         updates_per_rollout (default 1), clip_low, clip_high (default: no clip), lr_warmup_samples (default 0), seed, testbed, model,
@@ -64,7 +64,7 @@ def read_runs(
         raise RecordsError(f"source={source!r}: no such format; choose auto or one of {', '.join(SOURCES)}")
     logs = [log for file in files for log in _read(file, source, columns)]
     if not logs:
-        raise RecordsError(f"{', '.join(map(str, files[:3]))}: no log found; expected trainer_state.json, verl jsonl, or csv, parquet and jsonl tables")
+        raise RecordsError(f"{', '.join(map(str, files[:3]))}: no log found; expected trainer_state.json, verl jsonl, event files, trackio, MLflow, or tables")
     given = _given(settings)
     rows: list[dict[str, Any]] = []
     curves: list[pd.DataFrame] = []
@@ -166,6 +166,8 @@ def _assemble(log: Log, given: dict[str, Any], index: int) -> tuple[dict[str, An
     if "group" not in facts:
         raise RecordsError(f"{log.where}: run {log.name!r}: completions per prompt are not in the log; pass settings={{'group': ...}}")
     rows = log.rows
+    if rows.empty:
+        raise RecordsError(f"{log.where}: run {log.name!r}: no row has a step; the log is empty or damaged")
     if "lr" not in facts:
         rates = rows["lr"].dropna() if "lr" in rows else pd.Series(dtype=float)
         if rates.empty:

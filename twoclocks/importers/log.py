@@ -96,3 +96,16 @@ def one_row_a_step(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     if dropped:
         notes.append(f"{dropped} rows of earlier attempts, at or past the step of a resume, were replaced by the later attempt's")
     return rows[keep].groupby("step", sort=True).last().reset_index()
+
+
+def joined(parts: list[pd.DataFrame], notes: list[str]) -> pd.DataFrame:
+    """One table of series that a store keeps apart (columns step, seconds and one key each), every one of them segmented by itself."""
+    said: list[str] = []
+    clean = []
+    for part in parts:
+        own: list[str] = []
+        clean.append(one_row_a_step(part, own).set_index("step"))
+        said = max(said, own, key=len)  # a resume shows in every series: say it once
+    notes += said
+    seconds = pd.concat([part["seconds"] for part in clean]).groupby(level=0).min()
+    return pd.concat([part.drop(columns="seconds") for part in clean], axis=1).sort_index().assign(seconds=seconds).reset_index(names="step")
