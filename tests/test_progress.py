@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import sympy as sp
 
+from analysis.theory_figures import local_world
 from twoclocks import ProgressClock, progress
 from twoclocks.errors import ExtrapolationError, NeverReachedError, SettingError
 
@@ -12,17 +13,9 @@ CLOCK = ProgressClock(a=2.0, h0=3.0e5, h1=2.0e3)
 
 @pytest.fixture(scope="module")
 def world():
-    """A Monte-Carlo model of the local picture: 60 coordinates, curvature concentrated along the signal."""
-    rng = np.random.default_rng(0)
-    d = 60
-    mu = np.abs(rng.standard_normal(d)) * 0.01 + 0.005
-    sigma = np.exp(0.3 * rng.standard_normal(d))
-    s = mu / sigma
-    u = s / np.linalg.norm(s)
-    hessian = 0.02 * np.eye(d) + 8 * np.outer(u, u)
-    off = hessian - np.diag(np.diag(hessian))
-    clock = ProgressClock(a=math.sqrt(2 / math.pi) * (mu**2 / sigma).sum(), h0=np.trace(hessian), h1=2 / math.pi * s @ off @ s)
-    return mu, sigma, hessian, clock
+    """The Monte-Carlo model of the figures: 60 coordinates, curvature concentrated along the signal."""
+    quadratic, clock = local_world()
+    return -quadratic.slope(quadratic.start), quadratic.noise, quadratic.hessian, clock
 
 
 def simulated(world, batch, c, updates=100_000, rng=1):
