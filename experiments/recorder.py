@@ -21,7 +21,6 @@ from transformers import TrainerCallback
 
 from experiments.config import RunConfig
 from twoclocks import records, schema
-from twoclocks.timetable import Timetable
 
 # TRL's log keys -> columns of the curve table; our meter's carry the column's name behind `twoclocks/`
 LOGGED = {
@@ -119,14 +118,14 @@ class Recorder(TrainerCallback):
         Run folder.
     row : dict
         The run's row; kept up to date in `self.row`.
-    timetable : Timetable
-        What the run follows.
+    trainer : ScheduledGRPOTrainer
+        Its timetable says what the run follows, its meter holds the ratio histogram.
     evaluate : callable
         Returns held-out accuracy of the policy as it is.
     """
 
-    def __init__(self, folder: Path, row: dict[str, Any], config: RunConfig, timetable: Timetable, evaluate: Callable[[], float]) -> None:
-        self.folder, self.row, self.evaluate, self.timetable = folder, row, evaluate, timetable
+    def __init__(self, folder: Path, row: dict[str, Any], config: RunConfig, trainer: Any, evaluate: Callable[[], float]) -> None:
+        self.folder, self.row, self.evaluate, self.timetable, self.meter = folder, row, evaluate, trainer.timetable, trainer.meter
         self.due = config.evaluations()
         self.spent = 0.0  # seconds of training only
         self.attempt = 0
@@ -172,6 +171,8 @@ class Recorder(TrainerCallback):
         update = state.global_step
         values = {column: logs[key] for key, column in LOGGED.items() if logs.get(key) is not None}
         values |= {key.removeprefix(METERED): v for key, v in logs.items() if key.startswith(METERED) and key.removeprefix(METERED) in COLUMNS}
+        if self.meter.ratio_hist is not None:
+            values["ratio_hist"] = self.meter.ratio_hist
         if "grad_norm" in values and args.max_grad_norm:
             values["grad_clipped"] = float(values["grad_norm"] > args.max_grad_norm)
         if self.due and self.timetable.samples_before(update) >= self.due[0]:

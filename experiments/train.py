@@ -85,7 +85,7 @@ def build(config: RunConfig, folder: Path, row: dict[str, Any]) -> tuple[Any, An
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
-    recorder = Recorder(folder, row, config, trainer.timetable, lambda: accuracy(model, tokenizer, task, heldout, config.task.max_new_tokens))
+    recorder = Recorder(folder, row, config, trainer, lambda: accuracy(model, tokenizer, task, heldout, config.task.max_new_tokens))
     trainer.add_callback(recorder)
     if config.probe.every:
         probe = Probe(trainer, tokenizer, task, probed, every=config.probe.every, setting=setting, max_new_tokens=config.task.max_new_tokens, recorder=recorder)

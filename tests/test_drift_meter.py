@@ -138,6 +138,25 @@ def test_rows_of_several_updates_are_token_weighted(tmp_path):
     assert logged(both, "twoclocks/drift_cum_k3") == pytest.approx(logged(each, "twoclocks/drift_cum_k3")[3::4])
 
 
+def test_report_backends_get_numbers_alone(tmp_path):
+    from transformers import TrainerCallback
+
+    seen = []
+
+    class Backend(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            seen.append(dict(logs))
+
+    made = rig.trainer(
+        ScheduledGRPOTrainer, tmp_path, schedule=schedules.constant(rig.setting(8), 32), fields={"per_device_train_batch_size": 4, "num_generations": 4},
+        callbacks=[Backend()],
+    )  # fmt: skip
+    made.train()
+    assert len(seen) == 5 and "twoclocks/drift_k3" in seen[0]
+    assert all(isinstance(value, int | float) for row in seen[:4] for value in row.values())
+    assert len(logged(made, "twoclocks/ratio_hist")) == 4
+
+
 def test_tensorboard_gets_the_rows(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -116,6 +116,7 @@ class DriftMeter(TrainerCallback):
         self.probe_every, self.reference = probe_every, reference
         self.delta: list[torch.Tensor] = []  # change of each trainable parameter in the last measured update
         self.cumulative = {"drift_cum_abs": 0.0, "drift_cum_k3": 0.0}
+        self.ratio_hist: str | None = None  # JSON of the last reading: token counts by sign(A) log r, for log_history and records
         self._trainer: Any = None
         self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
@@ -243,9 +244,10 @@ class DriftMeter(TrainerCallback):
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def read(self) -> dict[str, float | str]:
+    def read(self) -> dict[str, float]:
         """Metrics since the last reading, reduced over processes; one host synchronisation."""
-        found: dict[str, float | str] = {k: sum(v) / len(v) if k != "probe_seconds" else sum(v) for k, v in self._probes.items()}
+        self.ratio_hist = None
+        found: dict[str, float] = {k: sum(v) / len(v) if k != "probe_seconds" else sum(v) for k, v in self._probes.items()}
         self._probes = {}
         if not self._done:
             return found
@@ -268,8 +270,7 @@ class DriftMeter(TrainerCallback):
         found |= summary([sum(column) for column in zip(*rows, strict=True)], max(tops))
         found |= self.cumulative
         found["inner_step"] = self._done[-1][0]
-        if any(row[0] for row in rows):
-            found["ratio_hist"] = json.dumps([int(v) for v in flat[n * width + n :]])
+        self.ratio_hist = json.dumps([int(v) for v in flat[n * width + n :]]) if any(row[0] for row in rows) else None
         self._done = []
         return found
 

@@ -352,6 +352,9 @@ class ScheduledGRPOTrainer(GRPOTrainer):
             for reader in self._readers:
                 logs |= {PREFIX + name: value for name, value in reader.read().items()}
         super().log(logs, start_time)
+        if self.model.training and self.meter.ratio_hist is not None:  # text: for the history alone, TensorBoard takes numbers
+            self.state.log_history[-1][PREFIX + "ratio_hist"] = self.meter.ratio_hist
+            self.meter.ratio_hist = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As Trainer.train; True resumes from the newest complete checkpoint of `output_dir`.
