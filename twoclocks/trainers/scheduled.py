@@ -334,6 +334,15 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         # The scheduler steps once more after the last update
         return self.timetable.lr(min(update, self.timetable.updates - 1))
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        device = self.args.device
+        if device.type == "cpu":  # of several CPU processes the device is cpu:0, which torch.load can't map to
+            self.args.__dict__["_setup_devices"] = torch.device("cpu")
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        finally:
+            self.args.__dict__["_setup_devices"] = device
+
     def _refresh_lr(self) -> None:
         """Give the next update the timetable's learning rate: the scheduler's own count misses skipped steps and new schedules."""
         lr = self._lr(self.state.global_step)
