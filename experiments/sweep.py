@@ -79,6 +79,17 @@ def finished(root: Path) -> set[str]:
     return {RunConfig.from_dict(json.loads(row["config"])).key() for row in rows if row["status"] == "finished"}
 
 
+def resumable(root: Path) -> dict[str, Path]:
+    """Key -> folder of killed runs that left a complete checkpoint (`save_every`)."""
+    found = {}
+    for file in root.glob("*/run.json"):
+        row = json.loads(file.read_text())
+        # The marker's name is that of twoclocks.trainers.checkpoint, which would load torch
+        if row["status"] == "killed" and list(file.parent.glob("checkpoint-*/twoclocks.json")):
+            found[RunConfig.from_dict(json.loads(row["config"])).key()] = file.parent
+    return found
+
+
 class Children:
     """Run subprocesses, and stop those still running when the sweep is told to stop."""
 
@@ -144,10 +155,15 @@ def main(arguments: list[str]) -> int:
         return 2
     root = runs[0][2]
     root.mkdir(parents=True, exist_ok=True)
-    left = [(overrides, config) for overrides, config, _ in runs if config.key() not in done]
+    begun = resumable(root)
+    left = [
+        ([*overrides, f"+resume={begun[config.key()]}"] if config.key() in begun else overrides, config)
+        for overrides, config, _ in runs
+        if config.key() not in done
+    ]
     # Seed by seed, so that a sweep cut short is still balanced; then longest first: updates, not samples, take the time.
     left.sort(key=lambda run: (run[1].seed, -run[1].samples / run[1].setting.batch))
-    print(f"{own['run']}: {len(runs)} runs, {len(runs) - len(left)} finished before, {len(left)} to go")
+    print(f"{own['run']}: {len(runs)} runs, {len(runs) - len(left)} finished before, {len(left)} to go, {len(begun)} of them from a checkpoint")
     failures, children = 0, Children(jobs)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ThreadPoolExecutor(jobs) as pool, Progress(*columns) as progress:

@@ -320,17 +320,23 @@ def test_a_killed_run_goes_on_from_its_checkpoint_with_no_row_lost_or_doubled(pr
 
 
 @pytest.mark.slow
-def test_a_sweep_survives_a_killed_child_and_then_runs_what_is_left(tmp_path):
-    arguments = ["run=smoke_sweep", "jobs=2", f"out={tmp_path}", *TINY]
-    assert sweep.main([*arguments, "limit_s=12"]) == 1
+def test_a_sweep_survives_a_killed_child_and_then_goes_on(tmp_path):
+    arguments = ["run=smoke_sweep", "jobs=2", f"out={tmp_path}", *TINY, "samples=512", "save_every=1"]
+    limit = 15
+    while not (begun := sweep.resumable(tmp_path)) and limit < 120:  # long enough for a checkpoint, short enough to be cut off
+        assert sweep.main([*arguments, f"limit_s={limit}"]) == 1
+        limit += 5
     states = [json.loads(p.read_text())["status"] for p in tmp_path.glob("*/run.json")]
-    assert states
     assert set(states) <= {"killed", "finished"}
     assert sweep.main(arguments) == 0
+    for folder in begun.values():
+        assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     done = len(list(tmp_path.glob("*/run.json")))
     assert sweep.main(arguments) == 0  # nothing left
     assert len(list(tmp_path.glob("*/run.json"))) == done
     assert sum(json.loads(p.read_text())["status"] == "finished" for p in tmp_path.glob("*/run.json")) == 2
+    for run_id, rows in collect.from_folders(tmp_path).curves.groupby("run_id"):
+        assert rows["samples"].is_unique and rows["samples"].is_monotonic_increasing, run_id
 
 
 def test_a_sweep_checks_what_its_children_will_compose():

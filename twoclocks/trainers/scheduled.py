@@ -30,6 +30,7 @@ from twoclocks.setting import Setting
 from twoclocks.timetable import Rollout, Timetable
 from twoclocks.trainers import checkpoint
 from twoclocks.trainers.drift import PREFIX, DriftMeter
+from twoclocks.trainers.prompts import PromptOrder
 
 ENDLESS = 1 << 40  # updates of the one epoch: how many there will be is the timetable's to say, and may change
 logger = logging.getLogger(__name__)
@@ -129,10 +130,9 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         own.generation_batch_size = first.setting.rollout
         own.epsilon, own.epsilon_high = self._clip(first.setting, own.loss_type)
         self._position: Path | None = None  # checkpoint whose rollout is to be restored
-        self._passes: list[list[int]] = []
-        self._prompt_generator: torch.Generator | None = None
         self._kept_logps: torch.Tensor | None = None
         super().__init__(args=own, **kwargs)
+        self._order = PromptOrder(len(self.train_dataset), own.seed, self.shuffle_dataset)
         self._dtypes = {name: p.dtype for name, p in self.model.named_parameters()}
         self.meter = meter if meter is not None else DriftMeter()
         if self.meter.probe_every and self.is_deepspeed_enabled:
@@ -211,23 +211,12 @@ class ScheduledGRPOTrainer(GRPOTrainer):
         """One item an update: what the Trainer counts by. The prompts themselves are drawn by `_rows`."""
         return DataLoader(range(ENDLESS), batch_size=1)  # type: ignore[arg-type]
 
-    def _prompt(self, number: int) -> int:
-        """Dataset index of the number-th prompt of the run."""
-        size = len(self.train_dataset)
-        if not self.shuffle_dataset:
-            return number % size
-        while len(self._passes) <= number // size:
-            if self._prompt_generator is None:
-                self._prompt_generator = torch.Generator().manual_seed(self.args.seed)
-            self._passes.append(torch.randperm(size, generator=self._prompt_generator).tolist())
-        return self._passes[number // size][number % size]
-
     def _rows(self, rollout: Rollout) -> list[dict[str, Any]]:
         """Rows of a rollout's prompts that this process generates from, each repeated for its group; processes hold consecutive parts."""
         group, share = rollout.setting.group, rollout.setting.rollout // self.args.world_size
         first = self.args.process_index * share
         numbers = [rollout.prompts + row // group for row in range(first, first + share)]
-        return self.data_collator([self.train_dataset[self._prompt(number)] for number in numbers])
+        return self.data_collator([self.train_dataset[self._order(number)] for number in numbers])
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], None]:
         """The next update as one batch: its rollout's rows if it begins one, else nothing, as TRL serves it from its buffer."""
