@@ -92,8 +92,9 @@ def test_a_rewound_run_sets_the_abandoned_future_aside(whole, tmp_path):
     last = Timetable(rig.misaligned()).updates
     assert [p.name for p in checkpoint.complete(copy)] == [f"checkpoint-{last - 1}", f"checkpoint-{last}"]
     assert torch.equal(weights(made), whole[1])
-    # Complete checkpoints past the 19th were set aside before being written anew, none was deleted half-way
-    assert not list(copy.glob(f"checkpoint-{last}/{checkpoint.SUPERSEDED}")) or (copy / f"checkpoint-{last}" / checkpoint.MARKER).exists()
+    checkpoint.supersede(copy, last - 1)  # what lies past a resume is no longer taken for the newest, and is kept
+    assert checkpoint.newest(copy).name == f"checkpoint-{last - 1}"
+    assert (copy / f"checkpoint-{last}" / checkpoint.SUPERSEDED).exists() and (copy / f"checkpoint-{last}/model.safetensors").exists()
 
 
 def test_an_interrupted_rewrite_is_not_complete(whole, tmp_path):
