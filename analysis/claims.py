@@ -173,14 +173,14 @@ def fit_collapse(everything: pd.DataFrame, looks: dict[str, np.ndarray], covaria
     design = np.column_stack([np.ones(len(table)), *(values[name] for name in covariates)])
     times = censored.Times(table["lower"].to_numpy(float), table["upper"].to_numpy(float), table.groupby("batch").ngroup().to_numpy())
 
-    def mean(theta: np.ndarray) -> np.ndarray:
-        return design @ theta
+    def law(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return theta @ design.T, np.broadcast_to(design, (*theta.shape[:-1], *design.shape))
 
     start = np.zeros(design.shape[1])
     start[0] = np.log(timed["upper"]).mean()
-    fitted = censored.fit(times, mean, [start])
+    fitted = censored.fit(times, law, [start])
     grids = [looks[run] for run in table["run_id"]]
-    return fitted.theta, censored.bootstrap(times, mean, fitted, grids, N_BOOT, exact=False, rng=np.random.default_rng(0))
+    return fitted.theta, censored.bootstrap(times, law, fitted, grids, N_BOOT, exact=False, rng=np.random.default_rng(0)).theta
 
 
 def counts(table: pd.DataFrame) -> str:

@@ -69,8 +69,10 @@ def verified(tokenizer: Any, task: ModuleType, problems: list[Problem], completi
     return [task.verify(a, p.answer) for a, p in zip(answers, problems, strict=True)]
 
 
-def accuracy(model: Any, tokenizer: Any, task: ModuleType, problems: list[Problem], max_new_tokens: int, *, sample: bool = False, chunk: int = 4096) -> float:
-    """Fraction of problems whose completion (greedy, or sampled at temperature 1) is verified."""
-    with aside(model):
-        ids, _, width = complete(model, tokenizer, [p.prompt for p in problems], max_new_tokens, sample=sample, chunk=chunk)
+def accuracy(
+    model: Any, tokenizer: Any, task: ModuleType, problems: list[Problem], max_new_tokens: int, *, seed: int | None = None, chunk: int = 4096
+) -> float:
+    """Fraction of problems whose completion is verified: greedy, or with a seed sampled at temperature 1."""
+    with aside(model, seed):
+        ids, _, width = complete(model, tokenizer, [p.prompt for p in problems], max_new_tokens, sample=seed is not None, chunk=chunk)
     return sum(verified(tokenizer, task, problems, ids[:, width:])) / len(problems)

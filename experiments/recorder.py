@@ -121,10 +121,10 @@ class Recorder(TrainerCallback):
     trainer : ScheduledGRPOTrainer
         Its timetable says what the run follows, its meter holds the ratio histogram.
     evaluate : callable
-        Returns held-out accuracy of the policy as it is.
+        Update count -> held-out accuracies of the policy as it is, by curve column.
     """
 
-    def __init__(self, folder: Path, row: dict[str, Any], config: RunConfig, trainer: Any, evaluate: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, row: dict[str, Any], config: RunConfig, trainer: Any, evaluate: Callable[[int], dict[str, float]]) -> None:
         self.folder, self.row, self.evaluate, self.timetable, self.meter = folder, row, evaluate, trainer.timetable, trainer.meter
         self.due = config.evaluations()
         self.spent = 0.0  # seconds of training only
@@ -157,9 +157,9 @@ class Recorder(TrainerCallback):
             kept = before[before["update"] <= state.global_step]
             self.spent = float(kept["seconds"].max()) if len(kept) else 0.0
         if state.global_step == 0:
-            start = self.evaluate()
-            self.row = write_run(self.folder, self.row, start_acc=start)
-            self._write(0, {"heldout_acc": start}, border=True)
+            start = self.evaluate(0)
+            self.row = write_run(self.folder, self.row, start_acc=start["heldout_acc"])
+            self._write(0, start, border=True)
         done = self.timetable.samples_before(state.global_step)
         self.due = [n for n in self.due if n > done]
         self.resume()
@@ -176,7 +176,7 @@ class Recorder(TrainerCallback):
         if "grad_norm" in values and args.max_grad_norm:
             values["grad_clipped"] = float(values["grad_norm"] > args.max_grad_norm)
         if self.due and self.timetable.samples_before(update) >= self.due[0]:
-            values["heldout_acc"] = self.evaluate()
+            values |= self.evaluate(update)
             self.due = [n for n in self.due if n > self.timetable.samples_before(update)]
         rollout = self.timetable.rollout(update - 1)
         # Rows up to a checkpoint must be on disk before it is: a killed run would not write them again

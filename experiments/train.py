@@ -85,7 +85,13 @@ def build(config: RunConfig, folder: Path, row: dict[str, Any]) -> tuple[Any, An
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
-    recorder = Recorder(folder, row, config, trainer, lambda: accuracy(model, tokenizer, task, heldout, config.task.max_new_tokens))
+
+    def evaluate(update: int) -> dict[str, float]:
+        # Sampling draws its own numbers: the next rollout's would make the two depend on each other
+        ways = {"heldout_acc": None, "heldout_sampled": config.seed * 1_000_003 + update}
+        return {name: accuracy(model, tokenizer, task, heldout, config.task.max_new_tokens, seed=seed) for name, seed in ways.items()}
+
+    recorder = Recorder(folder, row, config, trainer, evaluate)
     trainer.add_callback(recorder)
     if config.probe.every:
         probe = Probe(trainer, tokenizer, task, probed, every=config.probe.every, setting=setting, max_new_tokens=config.task.max_new_tokens, recorder=recorder)

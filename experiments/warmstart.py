@@ -60,7 +60,7 @@ def main(
         optimizer.step()
         optimizer.zero_grad()
         if step % 20 == 0:
-            sampled = accuracy(model, tokenizer, job, heldout, max_new_tokens, sample=True)
+            sampled = accuracy(model, tokenizer, job, heldout, max_new_tokens, seed=step)
             typer.echo(f"step {step:5d}  loss {loss.item():.4f}  sampled accuracy {sampled:.4f}")
             if sampled > high:
                 raise typer.Exit(f"accuracy passed {high} between checks; lower --lr")  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import pytest
 
 from analysis import claims, fits, statistics, verify
 from analysis.statistics import Effect
-from tests.planted import curve_rows
+from experiments.planted import curve_rows
 from twoclocks.records import Runs
 
 CURVATURE = {"a": 20.0, "h1": 1.5e4}

@@ -132,9 +132,13 @@ def test_a_dip_that_recovers_is_no_collapse():
     assert not detect_collapse(GRID, y, 0.005).confirmed
 
 
-def test_a_never_collapsing_run_stays_censored_at_its_horizon():
-    found = detect_collapse(GRID, 0.2 + GRID / 1e6, 0.005)
-    assert (found.kind, found.lower, found.upper) == ("right", 100_000, math.inf)
+def test_a_run_without_a_confirmed_collapse_is_censored_where_one_could_last_be_confirmed():
+    last = GRID[GRID[-1] >= 1.25 * GRID][-1]
+    rise = 0.2 + GRID / 1e6
+    for y in (rise, np.where(GRID < 90_000, rise, 0.0)):  # the second ends in a drop too late to be confirmed
+        found = detect_collapse(GRID, y, 0.005)
+        assert (found.kind, found.lower, found.upper) == ("right", last, math.inf)
+    assert detect_collapse(GRID, np.where(last > GRID, rise, 0.0), 0.005).confirmed
 
 
 def test_noise_is_about_the_chord_and_needs_three_points():

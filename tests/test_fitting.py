@@ -3,10 +3,11 @@ import pandas as pd
 import pytest
 
 import twoclocks as tc
-from tests.planted import curve_rows, run_row
+from experiments.planted import curve_rows, run_row
 from twoclocks.errors import FitError, UnidentifiedError
-from twoclocks.fitting import full_rate_samples, samples_to_target
+from twoclocks.fitting import samples_to_target
 from twoclocks.records import Runs
+from twoclocks.schedule import full_rate_samples
 
 A, H0, H1 = 20.0, 2.0e6, 8.0e3
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.planted import curve_rows, run_row
+from experiments.planted import curve_rows, run_row
 from twoclocks import records
 from twoclocks.errors import RecordsError
 from twoclocks.records import MAX_CURVE_ROWS, Runs

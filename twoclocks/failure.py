@@ -151,7 +151,8 @@ class Collapse:
     ----------
     kind : {"interval", "left", "right"}
         "interval": collapsed in (lower, upper]. "left": within the early limit `upper`, too early to say when (lower is
-        0). "right": no confirmed collapse up to `lower` (upper is infinite).
+        0). "right": no confirmed collapse up to `lower`, the last evaluation whose drop could still have been confirmed
+        (upper is infinite).
     """
 
     kind: Literal["interval", "left", "right"]
@@ -209,15 +210,17 @@ def margin(noise_sd: float) -> float:
 
 def smoothed(samples: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Median of the evaluations within a factor 1 +- SMOOTH of each sample count."""
-    near = np.abs(samples[:, None] - samples[None, :]) <= SMOOTH * samples[:, None]
-    return np.nanmedian(np.where(near, values[None, :], np.nan), axis=1)
+    first, last = np.searchsorted(samples, samples * (1 - SMOOTH)), np.searchsorted(samples, samples * (1 + SMOOTH), side="right")
+    return np.array([np.median(values[i:j]) for i, j in zip(first, last, strict=True)])
 
 
 def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, early: float | None = None) -> Collapse:
     """Find the first lasting drop of a held-out metric below its best so far.
 
     The smoothed curve must fall below its running maximum by `margin(noise_sd)` and stay below that level over the
-    following 25% of samples. A drop whose window the run did not live to complete is right-censored at its onset.
+    following 25% of samples. Without such a drop the run is right-censored at the last evaluation whose window it lived
+    to complete, also where it ends in a drop: censored at the onset of that drop, late collapses would count as
+    survivals, and fitted times come out too long.
 
     Parameters
     ----------
@@ -242,16 +245,14 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, earl
     early = early_limit([n]) if early is None else early
     s = smoothed(n, y)
     level = np.maximum.accumulate(s) - margin(noise_sd)
-    for i in range(1, len(n)):
+    confirmable = int(np.searchsorted(n * (1 + CONFIRM), n[-1], side="right"))
+    for i in range(1, confirmable):
         if s[i] >= level[i - 1]:
             continue
         window = (n >= n[i]) & (n <= n[i] * (1 + CONFIRM))
-        if np.any(s[window] >= level[i - 1]):
-            continue
-        if n[-1] < n[i] * (1 + CONFIRM):
-            return Collapse("right", n[i - 1], math.inf)
-        return Collapse("left", 0.0, early) if n[i] <= early else Collapse("interval", n[i - 1], n[i])
-    return Collapse("right", n[-1], math.inf)
+        if not np.any(s[window] >= level[i - 1]):
+            return Collapse("left", 0.0, early) if n[i] <= early else Collapse("interval", n[i - 1], n[i])
+    return Collapse("right", n[confirmable - 1], math.inf)
 
 
 def timeable(samples: ArrayLike, early: float) -> np.ndarray:

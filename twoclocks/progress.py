@@ -146,6 +146,8 @@ class ProgressClock:
     h0, h1 : float
         Incoherent and coherent curvature, metric units per completion and c^2 (h1: and per completion of batch).
         Either may be negative when fitted; h1 <= 0 means no batch is too large.
+    saturation_batch : float
+        B_sat, completions per update past which the mean step stops growing; infinite without saturation.
     log_sd : float
         Standard deviation of log samples-to-target between runs of one setting.
     batch_range, drift_range : (float, float)
@@ -155,6 +157,7 @@ class ProgressClock:
     a: float
     h0: float
     h1: float
+    saturation_batch: float = math.inf
     log_sd: float = 0.0
     batch_range: tuple[float, float] = (0.0, math.inf)
     drift_range: tuple[float, float] = (0.0, math.inf)
@@ -162,6 +165,9 @@ class ProgressClock:
     @property
     def _model(self) -> dict[str, float]:
         return {"a": self.a, "h0": self.h0, "h1": self.h1}
+
+    def _phi(self, batch: Any) -> Any:
+        return saturation(np.asarray(batch, float), self.saturation_batch)
 
     def _check(self, batch: ArrayLike, drift_rate: ArrayLike, extrapolate: bool) -> None:
         if not extrapolate:
@@ -177,7 +183,7 @@ class ProgressClock:
             Outside the fitted range, unless extrapolate is true.
         """
         self._check(batch, drift_rate, extrapolate)
-        return per_sample(np.asarray(batch, float), np.asarray(drift_rate, float), **self._model)
+        return saturated_per_sample(np.asarray(batch, float), np.asarray(drift_rate, float), **self._model, saturation_batch=self.saturation_batch)
 
     def samples_to_gain(self, gain: float, batch: ArrayLike, drift_rate: ArrayLike, *, extrapolate: bool = False) -> np.ndarray:
         """Training completions to a gain of the metric, E = gain/p(B, c).
@@ -215,15 +221,29 @@ class ProgressClock:
             check_range("drift_rate", drift_rate, self.drift_range)
         if formula(loss_fraction, drift_rate, a=self.a, h0=self.h0, h1=1.0) <= 0:  # h0 alone loses more
             raise NeverReachedError(f"at drift rate {drift_rate:.3g} every batch loses more than {loss_fraction:.0%} of the drift: lower the learning rate")
-        if self.h1 <= 0:
-            return math.inf
-        batch = float(formula(loss_fraction, drift_rate, **self._model))
+        batch = self._solve(formula, drift_rate, loss_fraction)
+        if math.isinf(batch):
+            return batch
         if not extrapolate:
             check_range("critical batch", batch, self.batch_range)
         return batch
 
+    def _solve(self, formula: Any, drift_rate: float, loss_fraction: float) -> float:
+        """The batch that loses this fraction; by root finding where the step saturates, as no closed form holds there."""
+        if math.isinf(self.saturation_batch):
+            return float(formula(loss_fraction, drift_rate, **self._model)) if self.h1 > 0 else math.inf
+        from scipy.optimize import brentq
+
+        full = drift_rate * self.a if formula is critical_batch else float(self.per_sample(0.0, drift_rate, extrapolate=True))
+
+        def short(log_batch: float) -> float:
+            return float(self.per_sample(math.exp(log_batch), drift_rate, extrapolate=True)) - (1 - loss_fraction) * full
+
+        low, high = math.log(1e-6 * self.saturation_batch), math.log(1e6 * self.saturation_batch)
+        return math.inf if short(high) > 0 else math.exp(brentq(short, low, high))
+
     def best_drift_rate(self, batch: float, *, extrapolate: bool = False) -> float:
-        """c*(B) = a/(h0 + B h1), the drift rate of most progress per sample at a batch.
+        """c*(B) = a phi/(h0 + B h1 phi^2), the drift rate of most progress per sample at a batch; phi = 1 without saturation.
 
         Raises
         ------
@@ -232,9 +252,10 @@ class ProgressClock:
         ExtrapolationError
             If B or the answer is outside the fitted range, unless extrapolate is true.
         """
-        if self.h0 + batch * self.h1 <= 0:
+        phi = float(self._phi(batch))
+        if self.h0 + batch * self.h1 * phi**2 <= 0:
             raise NeverReachedError("the fitted curvature is not positive at this batch: the runs show no best learning rate; run larger ones")
-        best = float(best_drift_rate(batch, **self._model))
+        best = float(best_drift_rate(batch, a=self.a * phi, h0=self.h0, h1=self.h1 * phi**2))
         self._check(batch, best, extrapolate)
         return best
 

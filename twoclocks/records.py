@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,14 @@ class Runs:
         runs = self.runs[keep].reset_index(drop=True)
         return Runs(runs, self.curves[self.curves["run_id"].isin(runs["run_id"])].reset_index(drop=True))
 
+    @cached_property
+    def _places(self) -> dict[str, np.ndarray]:
+        return self.curves.groupby("run_id").indices  # type: ignore[return-value]
+
+    def of(self, run_id: str) -> pd.DataFrame:
+        """The curve rows of one run, in order of samples; empty if it has none."""
+        return self.curves.iloc[self._places.get(run_id, [])].sort_values("samples")
+
     def curve(self, run_id: str, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(samples, values, weights) of one column of one run, nulls left out, float64.
 
@@ -77,7 +86,7 @@ class Runs:
         rules = {c.name: c.window for c in CURVE_COLUMNS if c.kind == "float"}
         if column not in rules:
             raise RecordsError(f"metric {column!r}: not a measured curve column; choose one of {', '.join(rules)}")
-        rows = self.curves[self.curves["run_id"] == run_id].sort_values("samples")
+        rows = self.of(run_id)
         values = rows[column].to_numpy(float)
         seen = ~np.isnan(values)
         if rules[column] == "last":
@@ -198,24 +207,41 @@ def read_curve(path: Path) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
-def thin(curve: pd.DataFrame, rows: int = MAX_CURVE_ROWS) -> pd.DataFrame:
+def thin(curve: pd.DataFrame, rows: int = MAX_CURVE_ROWS, *, keep_evaluations: bool = True) -> pd.DataFrame:
     """At most `rows` log-spaced rows of one run's curve.
 
     Each row stands for the updates since the row before: rates are averaged over that window (nulls left out),
     counters and evaluations take their last value. A window ends at every evaluation, so none is lost or averaged.
 
+    Parameters
+    ----------
+    keep_evaluations : bool
+        Whether every evaluation has to stay; if not, half the rows at most end at log-spaced ones.
+
     Raises
     ------
     RecordsError
-        If the run has more evaluations than `rows`.
+        If every evaluation has to stay and the run has more of them than `rows`.
     """
-    curve = curve.reset_index(drop=True)
-    ends = set(np.flatnonzero(curve["heldout_acc"].notna().to_numpy()))
-    if len(ends) > rows:
+    curve, count = curve.reset_index(drop=True), len(curve)
+    ends = np.flatnonzero(curve["heldout_acc"].notna().to_numpy()) if "heldout_acc" in curve else np.array([], int)
+    if len(ends) > rows and keep_evaluations:
         raise RecordsError(f"run {curve['run_id'].iloc[0]}: {len(ends)} evaluations do not fit in {rows} rows; evaluate on a coarser grid")
-    want, count = max(2, rows - len(ends)), len(curve)
-    spaced = np.unique(np.geomspace(1, count, want).round().astype(int) - 1)
-    window = np.searchsorted(np.sort(list(ends | set(spaced) | {count - 1})), np.arange(count))
+    if not keep_evaluations and len(ends) > rows // 2:
+        ends = ends[_log_spaced(len(ends), rows // 2)]
+    ends = np.unique(np.concatenate([ends, _log_spaced(count, max(2, rows - len(ends))), [count - 1]]))
+    starts = np.concatenate([[0], ends[:-1] + 1])
     how = {c.name: c.window for c in CURVE_COLUMNS}
-    groups = curve.groupby(window)
-    return pd.DataFrame({name: groups[name].nth(-1).to_numpy() if rule == "last" else groups[name].mean() for name, rule in how.items()})
+    thinned = {name: curve[name].to_numpy()[ends] if how[name] == "last" else _window_means(curve[name], starts) for name in how if name in curve}
+    return pd.DataFrame(thinned)
+
+
+def _log_spaced(count: int, wanted: int) -> np.ndarray:
+    return np.unique(np.geomspace(1, count, wanted).round().astype(int) - 1)
+
+
+def _window_means(values: pd.Series, starts: np.ndarray) -> np.ndarray:
+    numbers = pd.to_numeric(values).to_numpy(float, na_value=np.nan)
+    seen = ~np.isnan(numbers)
+    total, counted = np.add.reduceat(np.where(seen, numbers, 0.0), starts), np.add.reduceat(seen.astype(int), starts)
+    return np.divide(total, counted, out=np.full(len(starts), np.nan), where=counted > 0)

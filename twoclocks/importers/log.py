@@ -57,18 +57,18 @@ def number(value: Any) -> float:
         value = tensor.group(1) if tensor else value
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
+LARGEST = float(np.finfo(np.float32).max)  # records keep measurements as float32
+
+
 def numbers(values: pd.Series) -> pd.Series:
-    """`number` over a column; infinities are no measurement."""
-    found = pd.to_numeric(values, errors="coerce")
-    odd = found.isna() & values.notna()
-    if odd.any():
-        found = found.astype(float)
-        found[odd] = [number(v) for v in values[odd]]
-    return found.astype(float).replace([np.inf, -np.inf], np.nan)
+    """`number` over a column; infinities, and what float32 cannot hold, are no measurement."""
+    plain = values.dtype.kind in "iuf"
+    found = values.astype(float) if plain else pd.Series([number(v) for v in values.astype(object)], index=values.index, dtype=float)
+    return found.where(found.abs() <= LARGEST)
 
 
 def renamed(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
@@ -86,12 +86,19 @@ def one_row_a_step(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
 
     Rows of one step (a source logs training and evaluation apart) are joined: the last value of each column counts.
     """
-    rows = rows[rows["step"].notna()].reset_index(drop=True)
+    placed = rows["step"].notna() & (rows["step"] >= 0)
+    if not placed.all():
+        notes.append(f"{int((~placed).sum())} rows without a step were left out")
+    rows = rows[placed].reset_index(drop=True)
     step = rows["step"].to_numpy(float)
+    if len(step) and (np.diff(step) > 0).all():
+        return rows
     begins = np.flatnonzero(np.diff(step, prepend=-math.inf) < 0)
-    keep = np.ones(len(rows), bool)
-    for at in begins:
-        keep[:at] &= step[:at] < step[at]
+    # A row survives if no later segment begins at or before its step
+    following = np.full(len(step), math.inf)
+    following[begins] = step[begins]
+    next_start = np.append(np.minimum.accumulate(following[::-1])[::-1][1:], math.inf) if len(step) else following
+    keep = step < next_start
     dropped = int((~keep).sum())
     if dropped:
         notes.append(f"{dropped} rows of earlier attempts, at or past the step of a resume, were replaced by the later attempt's")

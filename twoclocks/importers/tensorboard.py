@@ -1,4 +1,4 @@
-"""TensorBoard event files of transformers trainers (extra `tensorboard`): tags `train/<key>`; a step is an optimizer update."""
+"""TensorBoard event files of any trainer (extra `tensorboard`): tags are the trainer's keys, every scalar is read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from twoclocks.errors import RecordsError
-from twoclocks.importers.log import Log, joined, renamed
-from twoclocks.importers.table import WANDB
+from twoclocks.importers import stores
+from twoclocks.importers.log import Log, joined
 
 
 def matches(path: Path) -> bool:
@@ -22,7 +22,7 @@ def read(path: Path) -> list[Log]:
     Raises
     ------
     RecordsError
-        If the extra is not installed, or there are no scalars.
+        If the extra is not installed, or there are no scalars of a trainer.
     """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -35,12 +35,16 @@ def read(path: Path) -> list[Log]:
         tags = events.Tags()["scalars"]
     except Exception as error:  # the reader raises several unrelated types for damaged files
         raise RecordsError(f"{folder}: not readable event files ({type(error).__name__}: {error})") from error
-    series = {tag: events.Scalars(tag) for tag in tags if tag in WANDB}
+    series = {tag: events.Scalars(tag) for tag in tags if any(dialect.knows(tag) for dialect in stores.DIALECTS)}
     parts = [pd.DataFrame([(e.step, e.wall_time, e.value) for e in found], columns=["step", "seconds", tag]) for tag, found in series.items() if found]
     if not parts:
-        raise RecordsError(f"{folder}: no scalar among {', '.join(tags[:6]) or 'none'} is a trainer's (train/reward, train/learning_rate ...)")
+        raise RecordsError(f"{folder}: no scalar among {', '.join(tags[:6]) or 'none'} is a trainer's (train/reward, critic/score/mean ...)")
     notes: list[str] = []
     table = joined(parts, notes)
-    rows = renamed(table, WANDB).assign(step=table["step"], seconds=table["seconds"] - table["seconds"].min())
+    # transformers logs at its global step, so that TensorBoard's step is the trainer's
+    table["train/global_step"] = table["step"]
     name = folder.parent.parent.name if folder.parent.name == "runs" else folder.name
-    return [Log(name, "tensorboard", str(folder), "update", rows, notes=notes)]
+    log = stores.log_of(table, name=name or "run", store="tensorboard", where=str(folder), notes=notes, store_step="step")
+    seconds = table.set_index("step")["seconds"]
+    log.rows["seconds"] = (log.rows["step"].map(seconds) - seconds.min()).to_numpy()
+    return [log]

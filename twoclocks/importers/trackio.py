@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from twoclocks.errors import RecordsError
-from twoclocks.importers.log import Log, numbers, one_row_a_step, renamed
-from twoclocks.importers.table import WANDB
+from twoclocks.importers import stores
+from twoclocks.importers.log import Log
 
 MAX_ROWS = 5_000_000
 
@@ -27,30 +27,27 @@ def read(path: Path) -> list[Log]:
     Raises
     ------
     RecordsError
-        If it is no trackio database, or a row's metrics are not JSON.
+        If it is no trackio database, or a row's metrics are no JSON object.
     """
     try:
         with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as store:
-            rows: list[tuple[Any, ...]] = store.execute("SELECT run_name, metrics, timestamp FROM metrics ORDER BY id LIMIT ?", (MAX_ROWS,)).fetchall()
+            rows: list[tuple[Any, ...]] = store.execute("SELECT run_name, metrics, timestamp, step FROM metrics ORDER BY id LIMIT ?", (MAX_ROWS,)).fetchall()
         store.close()
     except sqlite3.Error as error:
-        raise RecordsError(f"{path}: no trackio database ({error}); expected a table metrics with run_name and metrics") from error
+        raise RecordsError(f"{path}: no trackio database ({error}); expected a table metrics with run_name, step and metrics") from error
     runs: dict[str, list[dict[str, Any]]] = {}
-    for number, (run, metrics, stamp) in enumerate(rows, start=1):
+    for number, (run, metrics, stamp, step) in enumerate(rows, start=1):
         try:
             values = json.loads(metrics)
-            runs.setdefault(str(run), []).append({**values, "timestamp": stamp})
+            runs.setdefault(str(run), []).append({**values, "_timestamp": stamp, "_step": step})
         except (TypeError, ValueError) as error:
-            raise RecordsError(f"{path}: row {number} of run {run!r}: metrics are not JSON ({error})") from error
+            raise RecordsError(f"{path}: row {number} of run {run!r}: metrics are not a JSON object ({error}); remove the row") from error
+    if not runs:
+        raise RecordsError(f"{path}: no rows")
     logs = []
     for run, found in runs.items():
         table = pd.DataFrame(found)
-        if "train/global_step" not in table:
-            raise RecordsError(f"{path}: run {run!r} logs no train/global_step; export it as a table and map its columns")
-        notes: list[str] = []
-        stamps = pd.to_datetime(table["timestamp"], errors="coerce", utc=True, format="ISO8601")
-        rows_ = renamed(table, WANDB).assign(step=numbers(table["train/global_step"]), seconds=(stamps - stamps.min()).dt.total_seconds())
-        logs.append(Log(run, "trackio", str(path), "update", one_row_a_step(rows_, notes), notes=notes))
-    if not logs:
-        raise RecordsError(f"{path}: no rows")
+        stamps = pd.to_datetime(table.pop("_timestamp"), errors="coerce", utc=True, format="ISO8601")
+        table["_runtime"] = (stamps - stamps.min()).dt.total_seconds()
+        logs.append(stores.log_of(table, name=run, store="trackio", where=str(path), notes=[], store_step="_step"))
     return logs

@@ -1,4 +1,4 @@
-"""`trainer_state.json` of TRL and transformers: the log history of a checkpoint; a step is an optimizer update."""
+"""TRL and other transformers trainers: `trainer_state.json`, and the same keys in any store; a step is an optimizer update."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import pandas as pd
 
 from twoclocks.errors import RecordsError
-from twoclocks.importers.log import Log, one_row_a_step, renamed
+from twoclocks.importers.dialects import Dialect
+from twoclocks.importers.log import Log
 
-NAMES = {
+_TRAIN = {
     "learning_rate": "lr",
     "reward": "reward",
-    "eval_reward": "heldout_acc",
     "entropy": "entropy",
     "grad_norm": "grad_norm",
+    "kl": "kl_ref",
     "clip_ratio/low_mean": "clip_frac_low",
     "clip_ratio/high_mean": "clip_frac_high",
     "completions/mean_length": "length",
@@ -26,6 +27,17 @@ NAMES = {
         "drift_end_k3", "engine_mismatch", "inner_step", "update_norm", "distance", "update_cos",
     )},
 }  # fmt: skip
+_HOW = {"grad_norm": "last of the logged updates", "reward": "mean over the logged rollouts"}
+# In trainer_state.json and MLflow the keys stand as they are; W&B, TensorBoard and trackio put train/ and eval/ before them
+BARE = Dialect("trl", "update", ("step",), {**_TRAIN, "eval_reward": "heldout_acc", "_runtime": "seconds"}, aggregation=_HOW)
+PREFIXED = Dialect(
+    "trl",
+    "update",
+    ("train/global_step",),
+    {**{f"train/{key}": name for key, name in _TRAIN.items()}, "eval/reward": "heldout_acc", "_runtime": "seconds"},
+    store_step=False,
+    aggregation=_HOW,
+)
 
 
 def matches(path: Path) -> bool:
@@ -42,27 +54,18 @@ def read(path: Path) -> list[Log]:
         If the file is not a trainer state.
     """
     try:
-        state: Any = json.loads(path.read_text())  # json reads NaN as it stands there
-    except (OSError, ValueError) as error:
+        state: Any = json.loads(path.read_text(encoding="utf-8-sig"))  # json reads NaN as it stands there
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordsError(f"{path}: not a readable trainer state ({error}); it may be truncated: use an older checkpoint's") from error
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise RecordsError(f"{path}: no log_history of rows; expected the trainer_state.json of a transformers checkpoint")
-    rows = [row for row in history if "train_runtime" not in row]  # the closing summary is no update
-    table = pd.DataFrame(rows)
+    # The closing summary is no update, and of the rest only what is known is kept: states hold dozens of keys
+    keep = {"step", *BARE.names}
+    table = pd.DataFrame([{k: row[k] for k in keep & row.keys()} for row in history if "train_runtime" not in row])
     if "step" not in table.columns or len(table) == 0:
         raise RecordsError(f"{path}: no logged step; train with logging_steps > 0")
-    notes: list[str] = []
-    found = renamed(table, NAMES).assign(step=pd.to_numeric(table["step"], errors="coerce"))
     folder = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
-    return [
-        Log(
-            name=folder.name or "run",
-            source="trl",
-            where=str(path),
-            step="update",
-            rows=one_row_a_step(found, notes),
-            aggregation={"grad_norm": "last of the logged updates", "reward": "mean over the logged rollouts"},
-            notes=notes,
-        )
-    ]
+    log = BARE.log(table, name=folder.name or "run", source="trl", where=str(path), notes=[])
+    assert log is not None  # its axis is there
+    return [log]

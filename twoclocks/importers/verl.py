@@ -1,41 +1,50 @@
-"""verl's `file` logger: lines {"step": n, "data": {...}}; a step is a rollout, values are means over its mini-batches."""
+"""verl: the `file` logger's lines {"step": n, "data": {...}}, and the same keys in any store; a step is a rollout.
+
+Its `variance_proxy` keys are left out: they set squared gradient norms of parameter space against energies of logit space,
+whose ratio is no gradient-noise scale.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from twoclocks.errors import RecordsError
-from twoclocks.importers.log import Log, one_row_a_step, renamed
+from twoclocks.importers.dialects import Dialect
+from twoclocks.importers.jsonl import first_row, objects
+from twoclocks.importers.log import Log
 
-NAMES = {
-    "critic/score/mean": "reward",
-    "critic/rewards/mean": "reward",
-    "actor/lr": "lr",
-    "actor/grad_norm": "grad_norm",
-    "actor/ppo_kl": "drift_k1",
-    "actor/pg_clipfrac": "clip_frac_high",
-    "actor/pg_clipfrac_lower": "clip_frac_low",
-    "actor/entropy": "entropy",
-    "actor/entropy_loss": "entropy",  # an entropy named loss is an entropy
-    "response_length/mean": "length",
-    "timing_s/step": "step_seconds",
-}
+_MEAN = "mean over mini-batches of the rollout"
+DIALECT = Dialect(
+    "verl",
+    "rollout",
+    ("training/global_step",),
+    {
+        "critic/score/mean": "reward",
+        "critic/rewards/mean": "reward",
+        "actor/lr": "lr",
+        "actor/grad_norm": "grad_norm",
+        "actor/ppo_kl": "drift_k1",
+        "actor/pg_clipfrac": "clip_frac_high",
+        "actor/pg_clipfrac_lower": "clip_frac_low",
+        "actor/kl_loss": "kl_ref",
+        "actor/entropy": "entropy",
+        "actor/entropy_loss": "entropy",  # an entropy named loss is an entropy
+        "response_length/mean": "length",
+        "timing_s/step": "step_seconds",
+    },
+    marks=("critic/score/mean", "critic/rewards/mean", "actor/pg_loss", "actor/ppo_kl"),
+    evaluations=r"val-core/.*/mean(@|_at_)\d+",
+    aggregation=dict.fromkeys(("grad_norm", "clip_frac_high", "clip_frac_low", "entropy", "lr", "drift_k1", "kl_ref"), _MEAN),
+)
 
 
 def matches(path: Path) -> bool:
     """Whether a path is a verl log: JSON lines whose first line has step and data."""
-    if path.suffix != ".jsonl":
-        return False
-    try:
-        with path.open() as file:
-            first: Any = json.loads(file.readline())
-    except (OSError, ValueError):
-        return False
-    return isinstance(first, dict) and set(first) == {"step", "data"} and isinstance(first["data"], dict)
+    first = first_row(path)
+    return first is not None and set(first) == {"step", "data"} and isinstance(first["data"], dict)
 
 
 def read(path: Path) -> list[Log]:
@@ -47,25 +56,11 @@ def read(path: Path) -> list[Log]:
         If a line other than the last is not {"step", "data"}.
     """
     rows: list[dict[str, Any]] = []
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            rows.append({"step": row["step"], **row["data"]})
-        except (ValueError, KeyError, TypeError) as error:
-            if number < len(lines):
-                raise RecordsError(f"{path}: line {number} is no verl row ({error}); remove the damaged line") from error
-    if not rows:
-        raise RecordsError(f"{path}: no rows")
-    table, notes = pd.DataFrame(rows), ["a run that verl resumed has lost the rows before: its file logger starts anew"]
-    evaluations = sorted(str(c) for c in table.columns if str(c).startswith("val-core/") and "mean@" in str(c))
-    names = NAMES | dict.fromkeys(evaluations[:1], "heldout_acc")
-    if len(evaluations) > 1:
-        notes.append(f"heldout_acc is {evaluations[0]}; also logged: {', '.join(evaluations[1:])}")
-    found = renamed(table, names).assign(step=pd.to_numeric(table["step"], errors="coerce"))
-    rows_by_step = one_row_a_step(found, notes)
-    if "step_seconds" in rows_by_step:
-        rows_by_step["seconds"] = rows_by_step.pop("step_seconds").fillna(0).cumsum()
-    rows_by_step = rows_by_step.drop(columns="drift_k1", errors="ignore")
-    aggregation = {name: "mean over mini-batches of the rollout" for name in ("grad_norm", "clip_frac_high", "clip_frac_low", "entropy", "lr")}
-    return [Log(path.stem, "verl", str(path), "rollout", rows_by_step, aggregation=aggregation, notes=notes)]
+    for number, row in objects(path):
+        if not isinstance(row.get("data"), dict) or "step" not in row:
+            raise RecordsError(f"{path}: line {number} is no verl row (step and data); remove the damaged line")
+        rows.append({**row["data"], "step": row["step"]})
+    notes = ["a run that verl resumed has lost the rows before: its file logger starts anew"]
+    log = DIALECT.log(pd.DataFrame(rows), name=path.name.split(".")[0], source="verl", where=str(path), notes=notes, store_step="step")
+    assert log is not None  # the step is there
+    return [log]
