@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 import twoclocks as tc
-from twoclocks import planner
-from twoclocks.errors import MisfitError, NeverReachedError, SettingError, UnidentifiedError
+from twoclocks.errors import ExtrapolationError, MisfitError, NeverReachedError, SettingError, UnidentifiedError
+from twoclocks.planner.rates import candidates
+from twoclocks.planner.spend import Budget, best_vertex
 
 SHARED = {"group": 8, "updates_per_rollout": 4, "clip": (0.2, 0.2), "lr_warmup_samples": 8192, "testbed": "planted"}
 RANGES = {"batch_range": (64.0, 2048.0), "drift_range": (2e-7, 4e-6)}
@@ -43,11 +44,27 @@ UNCLIPPED = tc.FailureClock(60_000, 256, 1e-6, 0.0, -1.0, **RANGES)
 LOCAL = tc.ProgressClock(a=2.0, h0=2.0e5, h1=2.0e3, **RANGES)
 
 
+class Drawn:
+    """Rates of eight numbered settings."""
+
+    pace = None
+
+    def __init__(self, rng):
+        self.p, self.r = rng.uniform(0, 2e-6, 8), rng.uniform(1e-6, 3e-5, 8)
+
+    def gain(self, batch, drift_rate):
+        return self.p[batch.astype(int)]
+
+    def hazard(self, batch, drift_rate):
+        return self.r[batch.astype(int)]
+
+
 def test_vertex_is_the_optimum_over_all_pairs():
     rng = np.random.default_rng(0)
     for _ in range(20):
-        p, r = rng.uniform(0, 2e-6, 8), rng.uniform(1e-6, 3e-5, 8)
-        found = planner.solve(np.arange(8.0), np.arange(8.0), p, r, 100_000, 0.8)
+        rates = Drawn(rng)
+        p, r = rates.p, rates.r
+        found = best_vertex(rates, np.arange(8.0), np.arange(8.0), Budget(100_000, 0.8, 1.0, "progress"))
         best = max(best_pair(p[[i, j]], r[[i, j]], 100_000, 0.8) for i, j in itertools.combinations(range(8), 2))
         assert found.gain == pytest.approx(best, rel=1e-6)
         assert len(found.batch) <= 2
@@ -134,6 +151,10 @@ def test_refusals():
         tc.plan(clocks(LOCAL, None), samples=100_000)
     with pytest.raises(SettingError, match=r"safety=1\.5"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=100_000, safety=1.5)
+    with pytest.raises(SettingError, match="progress needs a horizon"):
+        tc.plan(clocks(LOCAL, UNCLIPPED))
+    with pytest.raises(SettingError, match="choose progress or wall_clock"):
+        tc.plan(clocks(LOCAL, UNCLIPPED), samples=100, objective="speed")
     with pytest.raises(SettingError, match="samples=-100000"):
         tc.plan(clocks(LOCAL, UNCLIPPED), samples=-100_000)
     with pytest.raises(SettingError, match="before one rollout of 256 completions"):
@@ -146,6 +167,71 @@ def test_refusals():
 
 
 def test_candidates_make_whole_groups():
-    batch, _ = planner.candidates(LOCAL, UNCLIPPED, 12, 4)
+    batch, _ = candidates(LOCAL, UNCLIPPED, 12, 4)
     assert (batch * 4 % 12 == 0).all()
     assert len(np.unique(batch)) > 5
+
+
+def test_the_explanation_prices_what_binds():
+    schedule = tc.plan(clocks(LOCAL, UNCLIPPED), samples=100_000)
+    lines = schedule.provenance["explanation"]
+    assert any(line.startswith("runner-up: batch") for line in lines)
+    # Both budgets bind, so that N c = K = D * 60,000 * 1e-6 and the gain is K a - K^2 (h0 + 64 h1)/(2 N)
+    n, k, curvature = 100_000 - 8192 / 2, 0.8 * 0.06, 2.0e5 + 64 * 2.0e3
+    price = {line.split(":")[0]: float(line.split(" by ")[1].split()[0]) for line in lines if ": binds" in line}
+    assert price["samples"] == pytest.approx(1000 * k**2 * curvature / (2 * n**2), rel=0.05)
+    assert price["safety"] == pytest.approx(0.1 * 0.06 * (2.0 - k * curvature / n), rel=0.05)
+    assert "best two-stage plan" in schedule.explain() and "runner-up" in schedule.explain()
+
+
+def test_a_budget_to_spare_has_no_price():
+    safe = tc.FailureClock(1e9, 256, 1e-6, 0.0, -1.0, **RANGES)
+    lines = tc.plan(clocks(LOCAL, safe), samples=100_000).provenance["explanation"]
+    assert any(line.startswith("safety: does not bind") for line in lines)
+
+
+def test_a_robust_plan_slows_down():
+    plain, robust = (tc.plan(clocks(LOCAL, UNCLIPPED, spread=0.3), samples=100_000, robust=r) for r in (False, True))
+    assert robust.stages[0].setting.drift_rate < plain.stages[0].setting.drift_rate or robust.samples < plain.samples
+    assert robust.provenance["predicted_damage"] < plain.provenance["predicted_damage"]
+    assert "lower 95% bound" in robust.explain()
+
+
+FASTER = {64.0: 100.0, 2048.0: 1000.0}
+
+
+def test_the_wall_clock_trades_samples_for_throughput():
+    """At ten times the throughput the large batch wins on seconds though it loses on samples."""
+    made = clocks(LOCAL, tc.FailureClock(1e9, 256, 1e-6, 0.0, -1.0, **RANGES))
+    slow = tc.plan(made, samples=10_000_000, objective="wall_clock", throughput={64.0: 100.0, 2048.0: 100.0})
+    fast = tc.plan(made, objective="wall_clock", throughput=FASTER)
+    assert slow.stages[0].setting.batch == 64 < fast.stages[0].setting.batch
+    assert fast.provenance["predicted_seconds"] < slow.provenance["predicted_seconds"]
+    assert fast.provenance["predicted_gain_in_targets"] == pytest.approx(1, rel=0.1)
+    assert any(line.startswith("gain: binds") for line in fast.provenance["explanation"])
+    assert tc.plan(made, objective="wall_clock", throughput=lambda b: 100.0 * (b / 64) ** (np.log(10) / np.log(32))).stages == fast.stages
+
+
+def test_the_wall_clock_as_the_runs_measured_it():
+    made = clocks(LOCAL, dataclasses.replace(UNCLIPPED, samples=600_000))
+    with pytest.raises(SettingError, match="needs throughput="):
+        tc.plan(made, objective="wall_clock")
+    made.cells = pd.DataFrame({"run_id": ["a", "b"], "batch": [64, 2048], "seconds_per_sample": [0.01, 0.001]})
+    assert tc.plan(made, objective="wall_clock").stages == tc.plan(made, objective="wall_clock", throughput=FASTER).stages
+    with pytest.raises(ExtrapolationError, match="throughput is known for batches 64 to 512"):
+        tc.plan(made, objective="wall_clock", throughput={64: 1.0, 512: 2.0})
+    with pytest.raises(NeverReachedError, match="more than"):
+        tc.plan(made, samples=300, objective="wall_clock")
+
+
+def test_named_settings_are_the_only_candidates():
+    fixed = {"group": 8, "updates_per_rollout": 4, "clip": (0.2, 0.2)}
+    choices = [tc.Setting(batch=b, lr=1e-6 * b**0.5, **fixed) for b in (128, 512)]
+    (stage,) = tc.plan(clocks(LOCAL, UNCLIPPED), samples=50_000, settings=choices).stages
+    assert stage.setting.batch in (128, 512) and stage.setting.drift_rate == pytest.approx(1e-6)
+    with pytest.raises(SettingError, match="group=4, but the clocks"):
+        tc.plan(clocks(LOCAL, UNCLIPPED), samples=50_000, settings=[tc.Setting(batch=128, lr=1e-5, **fixed | {"group": 4})])
+    with pytest.raises(ExtrapolationError, match="outside the fitted batch"):
+        tc.plan(clocks(LOCAL, UNCLIPPED), samples=50_000, settings=[tc.Setting(batch=4096, lr=6.4e-5, **fixed)])
+    with pytest.raises(SettingError, match="name at least one"):
+        tc.plan(clocks(LOCAL, UNCLIPPED), samples=50_000, settings=[])

@@ -55,5 +55,26 @@ def test_refusals():
         most_progress([-1.0, 0.0], [1e-6, 1e-6], samples=100, safety=0.5)
     with pytest.raises(NeverReachedError, match="costs at least 1 of a collapse"):
         fewest_seconds([1.0], [1e-3], [1.0], gain=1e3, safety=0.5)
+    with pytest.raises(NeverReachedError, match="takes at least 1000 samples"):
+        fewest_seconds([1.0], [1e-6], [1.0], gain=1e3, safety=0.5, samples=500)
+    with pytest.raises(NeverReachedError, match="no mix of the settings"):
+        fewest_seconds([1.0, 0.1], [1e-3, 1e-9], [1.0, 1.0], gain=1e3, safety=0.5, samples=1200)
     with pytest.raises(SettingError, match="gain=0"):
         fewest_seconds([1.0], [1e-3], [1.0], gain=0, safety=0.5)
+
+
+def test_a_horizon_keeps_two_settings():
+    """The third limit would take a third setting: the best two that satisfy all three are taken."""
+    rng = np.random.default_rng(0)
+    three = 0
+    for _ in range(60):
+        p, r, s = rng.uniform(0.5, 3, 6), rng.uniform(0.1, 2, 6) * 1e-3, rng.uniform(0.5, 3, 6)
+        try:
+            x = fewest_seconds(p, r, s, gain=1000.0, safety=0.5, samples=520.0)
+        except NeverReachedError:
+            continue
+        three += 1
+        assert (x > 0).sum() <= 2 and x.sum() <= 520 * (1 + 1e-9) and r @ x <= 0.5 * (1 + 1e-9) and p @ x >= 1000 * (1 - 1e-9)
+        if (fewest_seconds(p, r, s, gain=1000.0, safety=0.5) @ np.ones(6)) <= 520:
+            assert s @ x == pytest.approx(s @ fewest_seconds(p, r, s, gain=1000.0, safety=0.5))
+    assert three > 10

@@ -6,6 +6,8 @@ x >= 0, so a vertex holds at most two settings. Derived in theory/planner.py, wh
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -60,10 +62,13 @@ def most_progress(progress: ArrayLike, hazard: ArrayLike, *, samples: float, saf
     return most * _solve(-p * most, np.stack([most / samples, r * most / safety]), [1.0, 1.0])
 
 
-def fewest_seconds(progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *, gain: float, safety: float) -> np.ndarray:
-    """Minimise sum s_j x_j subject to sum p_j x_j >= gain, sum r_j x_j <= D, x >= 0.
+def fewest_seconds(
+    progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *, gain: float, safety: float, samples: float = math.inf
+) -> np.ndarray:
+    """Minimise sum s_j x_j subject to sum p_j x_j >= gain, sum r_j x_j <= D, sum x_j <= N, x >= 0.
 
-    Without hazard this is the setting of least T = E/X, samples to the gain over samples per second.
+    Without hazard and horizon this is the setting of least T = E/X, samples to the gain over samples per second. With all
+    three limits tight a vertex has three settings; the best two of them are taken then.
 
     Parameters
     ----------
@@ -73,6 +78,8 @@ def fewest_seconds(progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *
         Metric units to gain.
     safety : float
         D, share of a collapse.
+    samples : float
+        N, completions; infinite for no horizon.
 
     Returns
     -------
@@ -82,21 +89,41 @@ def fewest_seconds(progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *
     Raises
     ------
     NeverReachedError
-        If the least hazard per progress, times the gain, exceeds the safety budget.
+        If the least hazard per progress, times the gain, exceeds the safety budget, or the gain takes more samples.
     SettingError
-        If gain or safety is not positive, a hazard is negative, or a rate is not finite.
+        If gain, safety or samples is not positive, a hazard is negative, or a rate is not finite.
     """
     p, r, s = _rates(progress, hazard, seconds)
-    if not (gain > 0 and safety > 0):
-        raise SettingError(f"gain={gain}, safety={safety}: both must be positive")
+    if not (gain > 0 and safety > 0 and samples > 0):
+        raise SettingError(f"gain={gain}, safety={safety}, samples={samples}: all must be positive")
     useful = np.flatnonzero(p > 0)  # a setting without progress costs seconds and hazard, and gives nothing
     alone = gain / p[useful]  # samples to the gain at one setting
     least = float((r[useful] * alone).min(initial=np.inf))
     if least > safety:
         raise NeverReachedError(f"a gain of {gain:.4g} costs at least {least:.3g} of a collapse at any of the settings, more than safety={safety:g}")
+    if not float(alone.min(initial=np.inf)) <= samples:
+        raise NeverReachedError(f"a gain of {gain:.4g} takes at least {alone.min():.4g} samples at any of the settings, more than samples={samples:.4g}")
+    rows = np.stack([-np.ones(len(useful)), r[useful] * alone / safety, alone / samples])
+    shares = _solve(s[useful] * alone, rows, [-1.0, 1.0, 1.0])
+    if (shares > 0).sum() > 2:
+        shares = _best_pair(s[useful] * alone, rows, np.flatnonzero(shares))
     x = np.zeros_like(p)
-    x[useful] = alone * _solve(s[useful] * alone, np.stack([-np.ones(len(useful)), r[useful] * alone / safety]), [-1.0, 1.0])
+    x[useful] = alone * shares
     return x
+
+
+def _best_pair(cost: np.ndarray, rows: np.ndarray, used: np.ndarray) -> np.ndarray:
+    found: list[np.ndarray] = []
+    for pair in itertools.combinations(used, 2):
+        shares = np.zeros(len(cost))
+        try:
+            shares[list(pair)] = _solve(cost[list(pair)], rows[:, list(pair)], [-1.0, 1.0, 1.0])
+        except NeverReachedError:
+            continue
+        found.append(shares)
+    if not found:
+        raise NeverReachedError("the gain takes three settings within these budgets; give more samples or safety")
+    return min(found, key=lambda shares: float(cost @ shares))
 
 
 def _rates(*rates: ArrayLike) -> list[np.ndarray]:
@@ -108,6 +135,8 @@ def _rates(*rates: ArrayLike) -> list[np.ndarray]:
 
 def _solve(cost: np.ndarray, rows: np.ndarray, limits: list[float]) -> np.ndarray:
     result = optimize.linprog(cost / np.abs(cost).max(), A_ub=rows, b_ub=limits, method="highs-ds")
+    if result.status == 2:
+        raise NeverReachedError("no mix of the settings reaches the gain within both budgets; give more samples or safety, or ask for less")
     if result.x is None:
         raise NeverReachedError(f"the program was not solved ({result.message}); leave out settings whose rates differ by many orders of magnitude")
     return np.where(result.x > TINY * result.x.max(), result.x, 0.0)

@@ -158,6 +158,12 @@ class Schedule:
             raise ScheduleError(f"{path}: not a readable schedule ({error})") from error
         return cls.from_json(data, str(path))
 
+    def explain(self) -> str:
+        """The schedule in words, why it was chosen, which budgets bind and at what price, the runner-up, and what to mind."""
+        told = self.provenance
+        lines = [told.get("reason"), *(told.get("explanation") or []), *(told.get("notes") or [])]
+        return "\n".join([str(self), *(str(line) for line in lines if line)])
+
     def __str__(self) -> str:
         lines, start = [], 0
         for stage in self.stages:

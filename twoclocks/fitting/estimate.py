@@ -64,16 +64,18 @@ def _draw(
 
 
 def symmetric(draws: pd.DataFrame, estimate: pd.Series) -> pd.DataFrame:
-    """Intervals estimate +- q, q the quantile of |draw - estimate|: index low and high, a column a parameter.
+    """Intervals centred on the estimate, as wide as the draws' percentile interval: index low and high, a column a parameter.
 
-    Estimates are skewed where the cells that would tell are censored (h1 by large batches, exponents by early
-    collapses), and a percentile interval puts the skew on the wrong side. Positive parameters: on the log scale.
+    That is the mean of the percentile and the basic bootstrap. Estimates are skewed where the cells that would tell are
+    censored (h1 by large batches, exponents by early collapses); a percentile interval puts the skew on the wrong side
+    (it missed h1 from above in 8% of planted worlds), a basic one overdoes the other. Positive parameters: on the log scale.
     """
     found = {}
     for name in draws:
         positive = name in POSITIVE
         values, centre = (np.log(x) if positive else x for x in (draws[name].to_numpy(), estimate[name]))
-        reach = np.quantile(np.abs(values - centre), LEVEL)
+        low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        reach = (high - low) / 2
         ends = (centre - reach, centre + reach)
         found[name] = [float(np.exp(end)) for end in ends] if positive else list(map(float, ends))
     return pd.DataFrame(found, index=["low", "high"])
