@@ -86,9 +86,11 @@ def test_bad_records_exit_2_and_say_why(run, tmp_path, change, says):
         (["fit", RESULTS, "--target", "0.3", "--where", "batch=7"], "no run satisfies batch=7"),
         (["fit", RESULTS, "--target", "0.3", "--where", "clip_low=null", "--metric", "accuracy"], "not a measured curve column"),
         (["fit", RESULTS, "--target", "0.3", "--where", "clip_low=null", "--metric", "run_id"], "not a measured curve column"),
-        (["fit", RESULTS], "Missing option '--target'"),
+        (["fit", RESULTS, "--where", "clip_low=null"], "give either target="),
+        (["plan", RESULTS, "--target", "0.3", "--throughput", "fast"], "--throughput fast: expected"),
+        (["plot", RESULTS, "--target", "0.3", "--out", "picture.txt"], "written as .png"),
+        (["watch", RESULTS / "SCHEMA.md", "--once"], "no known log format"),
         (["plan", RESULTS, "--target", "0.3", "--samples", "9", "--out", "no/where.json"], "no such folder"),
-        (["plan", RESULTS, "--target", "0.22", "--metric", "reward", "--where", "clip_low=null", "--n-boot", "2", "--samples", "90000"], "does not describe"),
         (["show", RESULTS / "runs.parquet"], "not a readable schedule"),
     ],
 )
@@ -98,11 +100,72 @@ def test_bad_questions_exit_2(run, arguments, says):
     assert says in done.stderr
 
 
-def test_unidentified_clock_exits_2_with_the_remedy(run, planted, tmp_path):
+def test_sound_input_without_an_answer_exits_1_with_the_remedy(run, planted, tmp_path):
     records.write(planted(), tmp_path / "records", "planted")
     done = run("plan", tmp_path / "records", "--target", "0.3", "--samples", "50000", "--n-boot", "3")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "run longer, or at a larger learning rate" in done.stderr
+    contradicted = ["plan", RESULTS, "--target", "0.22", "--metric", "reward", "--where", "clip_low=null", "--n-boot", "2", "--samples", "90000"]
+    done = run(*contradicted)
+    assert done.returncode == 1
+    assert "does not describe" in done.stderr
+
+
+def test_every_command_has_help_with_an_example(run):
+    for command in ("check", "import", "fit", "plan", "plot", "show", "export", "watch"):
+        done = run(command, "--help")
+        assert done.returncode == 0 and f"Example: twoclocks {command} " in " ".join(done.stdout.split()), command
+    assert "Exit codes: 0 done; 1" in run("--help").stdout and "--install-completion" in run("--help").stdout
+
+
+def numbers_in(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_command_speaks_json(run, planted, tmp_path):
+    law = lambda b, c, clipped: 45_000 * (1.8e-7 / c)  # noqa: E731
+    folder, made = tmp_path / "records", tmp_path / "schedule.json"
+    records.write(planted(a=20.0, h0=2e6, h1=8e3, collapse=law, lr32=(1e-6, 2e-6, 4e-6)), folder, "planted")
+    options = [folder, "--target", "0.3", "--n-boot", "5", "--json"]
+    assert numbers_in(run("check", folder, "--json"))["runs"] == 36
+    fitted = numbers_in(run("fit", *options))
+    assert {row["parameter"] for row in fitted["parameters"]} == {"a", "h0", "h1", "samples", "b_batch", "b_drift"}
+    assert fitted["laws"]["drift"] == "within the intervals" and len(fitted["models"]) == 3
+    schedule = numbers_in(run("plan", *options, "--samples", "100000", "--out", made))
+    assert schedule == json.loads(made.read_text())
+    assert numbers_in(run("show", made, "--json")) == schedule
+    assert numbers_in(run("export", made, "--to", "verl", "--json"))["to"] == "verl"
+    picture = tmp_path / "clocks.png"
+    assert numbers_in(run("plot", *options, "--schedule", made, "--out", picture))["wrote"] == str(picture)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert run("plot", *options, "--out", picture).returncode == 2
+    log = tmp_path / "h.csv"
+    pd.DataFrame({"train/global_step": [1, 2, 3], "train/reward": [0.1, 0.2, 0.3], "train/learning_rate": 1e-6}).to_csv(log, index=False)
+    told = numbers_in(run("import", log, "--set", "completions=32", "--set", "group=8", "--out", tmp_path / "a", "--json"))
+    assert told["runs"][0]["batch"] == 32
+
+
+def test_watch_reads_both_clocks_off_a_live_log(run, planted, tmp_path):
+    law = lambda b, c, clipped: 45_000 * (1.8e-7 / c)  # noqa: E731
+    records.write(planted(a=20.0, h0=2e6, h1=8e3, collapse=law, lr32=(1e-6, 2e-6, 4e-6)), tmp_path / "records", "planted")
+    made, log = tmp_path / "schedule.json", tmp_path / "live.jsonl"
+    assert run("plan", tmp_path / "records", "--target", "0.3", "--n-boot", "5", "--samples", "100000", "--out", made).returncode == 0
+    lr = Schedule.load(made)(0).lr
+    rows = [{"step": k, "data": {"critic/score/mean": 0.2 + 0.001 * k, "actor/lr": lr, "actor/ppo_kl": 0.001}} for k in range(1, 41)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows[:20]) + '{"step": 21, "da')
+    options = ["watch", log, "--schedule", made, "--set", "completions=32", "--set", "group=8", "--set", "updates_per_rollout=4", "--once"]
+    first = numbers_in(run(*options, "--json", "--threshold", "0.1"))
+    clock = Schedule.load(made).provenance["clocks"]["failure"]
+    assert first["samples"] == 20 * 128 and first["reward"] == pytest.approx(0.22)
+    life = clock["samples"] * (32 / clock["batch0"]) ** clock["b_batch"] * (lr / 32**0.5 / clock["drift_rate0"]) ** clock["b_drift"]
+    assert first["drift_spent"] == pytest.approx(20 * 128 / life, rel=1e-6)
+    assert first["drift"] == pytest.approx(0.02) and first["drift_samples_left"][0] == pytest.approx(80 * 128, rel=0.01)
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert numbers_in(run(*options, "--json"))["samples"] == 40 * 128
+    assert "failure clock spent" in run(*options).stdout
+    schedules.constant(Setting(batch=32, lr=1e-6), 4096).save(tmp_path / "bare.json")
+    assert "carries no clocks" in run("watch", log, "--schedule", tmp_path / "bare.json", "--once").stderr
 
 
 def test_version(run):

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from twoclocks.errors import ScheduleError
 from twoclocks.failure import FailureClock
 from twoclocks.progress import ProgressClock
 from twoclocks.schedule import Schedule, Stage
 from twoclocks.timetable import Timetable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,54 @@ class Monitor:
         c = self._table.lr(update) / math.sqrt(batch)  # below the setting's within the warm-up
         damage += batch * float(self.failure.hazard(batch, c, extrapolate=True))
         return damage, gain + batch * float(self.progress.per_sample(batch, c, extrapolate=True))
+
+
+def clocks_of(schedule: Schedule) -> tuple[ProgressClock, FailureClock]:
+    """The clocks that a schedule was planned with.
+
+    Raises
+    ------
+    ScheduleError
+        If its provenance holds none.
+    """
+    told: Any = schedule.provenance.get("clocks")
+    try:
+        made: dict[str, Any] = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in told[name].items()} for name in ("progress", "failure")}
+        return ProgressClock(**made["progress"]), FailureClock(**made["failure"])
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ScheduleError("this schedule carries no clocks; write one with `twoclocks plan` (or tc.plan), which keeps them in its provenance") from error
+
+
+def read_log(rows: pd.DataFrame, progress: ProgressClock, failure: FailureClock, *, safety: float, planned: int) -> Reading:
+    """The clocks along a run's curve rows, whatever setting it ran: batch and logged lr of every row.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Curve rows of one run, in order of samples.
+    planned : int
+        Training completions that its schedule asks for.
+    """
+    batch, samples = rows["batch"].to_numpy(float), rows["samples"].to_numpy(float)
+    rates = rows["lr"].astype(float).bfill().ffill().to_numpy()
+    c = rates / np.sqrt(batch)
+    known = np.isfinite(c) & (c > 0)
+    length = np.diff(samples, prepend=0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        hazard = np.where(known, failure.hazard(batch, np.where(known, c, 1.0), extrapolate=True), 0.0)
+        pace = np.where(known, progress.per_sample(batch, np.where(known, c, 1.0), extrapolate=True), 0.0)
+    damage, done = float(hazard @ length), float(samples[-1])
+    now = float(hazard[-1])
+    return Reading(
+        drift_spent=damage,
+        samples_left=max(0.0, safety - damage) / now if now > 0 else math.inf,
+        planned_left=max(0, planned - int(done)),
+        drift_at_end=damage + now * max(0.0, planned - done),
+        gain=float(pace @ length),
+        extrapolated=not (
+            failure.batch_range[0] <= batch[-1] <= failure.batch_range[1] and failure.drift_range[0] <= c[-1] <= failure.drift_range[1] * (1 + 1e-9)
+        ),
+    )
 
 
 def past_stages(timetable: Timetable, update: int) -> list[Stage]:

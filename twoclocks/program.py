@@ -62,9 +62,7 @@ def most_progress(progress: ArrayLike, hazard: ArrayLike, *, samples: float, saf
     return most * _solve(-p * most, np.stack([most / samples, r * most / safety]), [1.0, 1.0])
 
 
-def fewest_seconds(
-    progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *, gain: float, safety: float, samples: float = math.inf
-) -> np.ndarray:
+def fewest_seconds(progress: ArrayLike, hazard: ArrayLike, seconds: ArrayLike, *, gain: float, safety: float, samples: float = math.inf) -> np.ndarray:
     """Minimise sum s_j x_j subject to sum p_j x_j >= gain, sum r_j x_j <= D, sum x_j <= N, x >= 0.
 
     Without hazard and horizon this is the setting of least T = E/X, samples to the gain over samples per second. With all

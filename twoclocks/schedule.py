@@ -17,6 +17,12 @@ from twoclocks.setting import Setting
 SCHEMA_VERSION = 1
 
 
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a saved schedule; the file is part of the package (`twoclocks/schedule.schema.json`)."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("schedule.schema.json").read_text())
+    return found
+
+
 def full_rate_samples(samples: ArrayLike, warmup: float) -> np.ndarray:
     """Completions at full learning rate that drift as far as `samples` completions with a linear lr warm-up of W.
 
@@ -110,7 +116,8 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """The schedule as plain JSON types, with `schema_version`."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        plain: dict[str, Any] = json.loads(json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}))
+        return plain
 
     @classmethod
     def from_json(cls, data: dict[str, Any], where: str = "schedule") -> Schedule:
@@ -123,7 +130,7 @@ class Schedule:
         """
         import jsonschema
 
-        errors = sorted(jsonschema.Draft202012Validator(_JSON_SCHEMA).iter_errors(data), key=lambda e: list(e.path))
+        errors = sorted(jsonschema.Draft202012Validator(json_schema()).iter_errors(data), key=lambda e: list(e.path))
         if errors:
             path = "/".join(str(part) for part in errors[0].path) or "top level"
             raise ScheduleError(f"{where}: {path}: {errors[0].message}; write schedules with Schedule.save")
@@ -199,40 +206,3 @@ def seesaw(setting: Setting, at: int, samples: int, **kwargs: Any) -> Schedule:
 
 def _switch(first: Setting, second: Setting, at: int, samples: int, **kwargs: Any) -> Schedule:
     return Schedule((Stage(first, at), Stage(second, samples - at)), **kwargs)
-
-
-_POSITIVE = {"type": "integer", "minimum": 1}
-_JSON_SCHEMA = {
-    "type": "object",
-    "required": ["schema_version", "stages", "lr_warmup_samples", "provenance"],
-    "additionalProperties": False,
-    "properties": {
-        "schema_version": {"const": SCHEMA_VERSION},
-        "lr_warmup_samples": {"type": "integer", "minimum": 0},
-        "provenance": {"type": "object"},
-        "stages": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["setting", "samples"],
-                "additionalProperties": False,
-                "properties": {
-                    "samples": _POSITIVE,
-                    "setting": {
-                        "type": "object",
-                        "required": ["batch", "lr", "group", "updates_per_rollout", "clip"],
-                        "additionalProperties": False,
-                        "properties": {
-                            "batch": _POSITIVE,
-                            "group": _POSITIVE,
-                            "updates_per_rollout": _POSITIVE,
-                            "lr": {"type": "number", "exclusiveMinimum": 0},
-                            "clip": {"oneOf": [{"type": "null"}, {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}]},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}

@@ -1,6 +1,6 @@
 """Do the intervals cover? `python -m experiments.benchmarks.coverage --out DIR` -> coverage.parquet, power.parquet, summary.json.
 
-Planted sweeps of four batches over 64x on the square-root rule, three drift rates over 4x, three seeds, noise twice as
+Planted sweeps of four batches over 64x on the square-root rule, four drift rates over 8x, three seeds, noise twice as
 large at small batches, 30 to 70% of the runs censored on each clock. Asked beforehand: each identified parameter is
 covered by its 95% interval in 93 to 97% of 1,000 worlds, and its median error is below 0.2 standard errors. Power: how
 often the true law of collapse is within the intervals and both others are excluded, for 3, 5 and 10 seeds.
@@ -23,8 +23,8 @@ from twoclocks.failure import LAWS
 from twoclocks.fitting import fit
 
 A, H0, H1, TARGET = 5.0, 5.0e5, 2.0e3, 0.3
-LR32 = (1e-6, 2e-6, 4e-6)
-B0, C0, LIFE = 256.0, 2e-6 / 32**0.5, 70_000.0
+LR32 = (1e-6, 2e-6, 4e-6, 8e-6)
+B0, C0, LIFE = 256.0, 2e-6 / 32**0.5, 110_000.0
 COVERED = (0.93, 0.97)
 BIAS = 0.2
 

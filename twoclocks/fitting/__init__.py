@@ -52,7 +52,8 @@ def fit(
     target : float or several
         Levels of the metric that count as reached; clocks and plans are about the first.
     gain : float or several
-        Instead of `target`: rise above each run's own first value.
+        Instead of `target`: rise above each run's own first value. Both count from the first value logged, so log an
+        evaluation before training.
     model : {"curvature", "saturation", "both"}
         What the progress clock loses to batch: h1, B_sat, or both. All three are compared in `Clocks.models`.
     threshold : float, optional
@@ -80,7 +81,7 @@ def fit(
     short = [run for run, (n, _, _) in curves.items() if len(n) < 3]
     if short:
         raise FitError(f"run {short[0]}: fewer than three values of {metric}; leave it out with Runs.select")
-    levels, rise = _targets(curves, metric, target, gain)
+    levels, rise, start = _targets(curves, metric, target, gain)
     collapses, noise_sd = detect_collapses({run: (n, y) for run, (n, y, _) in curves.items()})
     warmup = common["lr_warmup_samples"]
     cells = cell_table(table, curves, collapses, levels, warmup)
@@ -98,7 +99,7 @@ def fit(
         unidentified={name: part.why for name, part in parts.items() if part.clock is None},
         shared=common,
         metric=metric,
-        target=float(np.mean([found[0] for found in levels.values()])),
+        target=start + rise,
         gain=rise,
         noise_sd=noise_sd,
         misfit={name: part.misfit for name, part in parts.items() if part.clock is not None},
@@ -115,8 +116,8 @@ def _joined(tables: list[Any]) -> Any:
     return pd.concat(tables, ignore_index=True) if tables else Part().next_cells
 
 
-def _targets(curves: Curves, metric: str, target: Any, gain: Any) -> tuple[dict[str, list[float]], float]:
-    """(levels of every run, mean gain to the first)."""
+def _targets(curves: Curves, metric: str, target: Any, gain: Any) -> tuple[dict[str, list[float]], float, float]:
+    """(levels of every run, mean gain to the first, mean start)."""
     if (target is None) == (gain is None):
         raise FitError("give either target= (a level of the metric) or gain= (a rise above each run's start)")
     start = float(np.mean([y[0] for _, y, _ in curves.values()]))
@@ -124,12 +125,12 @@ def _targets(curves: Curves, metric: str, target: Any, gain: Any) -> tuple[dict[
         rises = [float(g) for g in np.atleast_1d(gain)]
         if not rises or min(rises) <= 0:
             raise FitError(f"gain={gain}: must be positive")
-        return {run: [float(y[0]) + g for g in rises] for run, (_, y, _) in curves.items()}, rises[0]
+        return {run: [float(y[0]) + g for g in rises] for run, (_, y, _) in curves.items()}, rises[0], start
     wanted = [float(t) for t in np.atleast_1d(target)]
     low = [t for t in wanted if not t > start]
     if not wanted or low:
         raise FitError(f"target={low[0] if low else target}: not above the start of {metric} ({start:.3g}); choose a higher one")
-    return dict.fromkeys(curves, wanted), wanted[0] - start
+    return dict.fromkeys(curves, wanted), wanted[0] - start, start
 
 
 def _one_run(runs: Runs, common: dict[str, Any], metric: str, threshold: float | None, rng: np.random.Generator) -> Clocks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,12 +105,11 @@ class Clocks:
 
     def _open(self, name: str, low: float, high: float) -> str:
         """What an interval leaves open about its parameter, and the run that would shrink it most; empty if nothing."""
-        edge = self.draws["progress"][name].max() if name == "saturation_batch" else math.inf
         if name == "h1" and low <= 0 <= high:
             gap = f"sign not identified; at most {high:.3g}"
         elif name == "h1" and low > 0 and high > 10 * low:
             gap = "known to a factor of ten at best"
-        elif name == "saturation_batch" and high >= 0.99 * edge:
+        elif name == "saturation_batch" and self._at_the_edge():
             gap = f"not identified from above; at least {low:.3g}"
         elif name in ("b_batch", "b_drift") and high - low > 1:
             gap = "too wide to tell the laws apart"
@@ -122,6 +120,11 @@ class Clocks:
             return gap
         best = advice.iloc[0]
         return f"{gap}; {best['seeds']} runs at batch {best['batch']}, lr {best['lr']:g} would shrink the interval to {best['shrinks_to']:.0%}"
+
+    def _at_the_edge(self) -> bool:
+        """Whether more than the interval's tail of the draws ended where B_sat was not sought any further."""
+        draws = self.draws["progress"]["saturation_batch"]
+        return bool((draws >= 0.99 * draws.max()).mean() > (1 - self.level) / 2)
 
     def laws(self) -> dict[str, str]:
         """Every named law of collapse: "within the intervals", or which exponent excludes it; empty without a failure clock."""

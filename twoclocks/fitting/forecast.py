@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from twoclocks.errors import FitError
-from twoclocks.failure import first_passage
 from twoclocks.records import Runs
 
 # Cumulative meters, best first; the second column is summed over rollouts where the first is not logged
@@ -161,8 +160,11 @@ def _passage(rate: float, half: float, freedom: int, diffusion: float, distance:
     scale = half / float(stats.t.ppf((1 + level) / 2, freedom))
     rates = rate + scale * rng.standard_t(freedom, DRAWS)
     tail = (1 - level) / 2
-    drawn = [first_passage(max(r, 0.0), diffusion, distance).rvs(random_state=rng) if diffusion > 0 else distance / r if r > 0 else math.inf for r in rates]
-    low, middle, high = np.quantile(drawn, [tail, 0.5, 1 - tail])
+    mean = distance / np.where(rates > 0, rates, 1.0)
+    # numpy's Wald distribution is the inverse Gaussian of `twoclocks.failure.first_passage`; a drift that is not forward never has to pass
+    passed = rng.wald(mean, distance**2 / diffusion) if diffusion > 0 else mean
+    drawn = np.where(rates > 0, passed, math.inf)
+    low, middle, high = np.quantile(drawn, [tail, 0.5, 1 - tail], method="nearest")
     return float(middle), float(low), float(high)
 
 

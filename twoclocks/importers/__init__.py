@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from twoclocks.errors import RecordsError
-from twoclocks.importers import mlflow, table, tensorboard, trackio, trl, verl, verl_rollouts, wandb, wandb_offline
+from twoclocks.importers import live, mlflow, table, tensorboard, trackio, trl, verl, verl_rollouts, wandb, wandb_offline
 from twoclocks.importers.log import Log, number
 from twoclocks.importers.stores import DIALECTS
 from twoclocks.records import MAX_CURVE_ROWS, Runs, thin
@@ -23,6 +23,7 @@ from twoclocks.records import read as read_records
 from twoclocks.schema import CURVE_COLUMNS, RUN_COLUMNS, SCHEMA_VERSION, validate
 
 SOURCES: dict[str, Any] = {
+    "twoclocks": live,
     "trl": trl,
     "verl": verl,
     "verl-rollouts": verl_rollouts,

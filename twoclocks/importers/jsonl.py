@@ -14,6 +14,14 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_BYTES = 4 << 30
 
 
+def stem(path: Path) -> str:
+    """A file's name without the endings of its format; a run's name may hold dots."""
+    name = path.name.removesuffix(".gz")
+    for ending in (".csv", ".jsonl", ".parquet"):
+        name = name.removesuffix(ending)
+    return name or "run"
+
+
 def text(path: Path) -> str:
     """The text of a file, its gzip undone and Windows line ends made plain.
 

@@ -48,24 +48,25 @@ class Log:
     notes: list[str] = field(default_factory=list)
 
 
+LARGEST = float(np.finfo(np.float32).max)  # records keep measurements as float32
+
+
 def number(value: Any) -> float:
-    """A logged value as a number: NaN for null, "", "NaN", text that is no number, and a tensor's value for "tensor(0.5, ...)"."""
+    """A logged value as a number, "tensor(0.5, ...)" too; NaN for null, "", text, infinities, and what float32 cannot hold."""
     if value is None or isinstance(value, bool | list | dict):
         return float(value) if isinstance(value, bool) else math.nan
     if isinstance(value, str):
         tensor = _TENSOR.match(value.strip())
         value = tensor.group(1) if tensor else value
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-LARGEST = float(np.finfo(np.float32).max)  # records keep measurements as float32
+    return found if abs(found) <= LARGEST else math.nan
 
 
 def numbers(values: pd.Series) -> pd.Series:
-    """`number` over a column; infinities, and what float32 cannot hold, are no measurement."""
+    """`number` over a column."""
     plain = values.dtype.kind in "iuf"
     found = values.astype(float) if plain else pd.Series([number(v) for v in values.astype(object)], index=values.index, dtype=float)
     return found.where(found.abs() <= LARGEST)

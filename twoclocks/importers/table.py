@@ -78,7 +78,7 @@ def read(path: Path, columns: dict[str, str] | None = None) -> list[Log]:
     """
     if columns is not None:
         return _mapped(path, columns)
-    return [stores.log_of(load(path), name=stem(path), store="table", where=str(path), notes=[], store_step="_step")]
+    return [stores.log_of(load(path), name=jsonl.stem(path), store="table", where=str(path), notes=[], store_step="_step")]
 
 
 def _mapped(path: Path, columns: dict[str, str]) -> list[Log]:
@@ -94,15 +94,10 @@ def _mapped(path: Path, columns: dict[str, str]) -> list[Log]:
             has = load(path).columns if path.name.endswith(".parquet") else table.columns
             raise RecordsError(f"{path}: no column {column!r} (mapped to {name}); it has {', '.join(map(str, has))}")
     measured = {column: name for name, column in columns.items() if name != "run"}
-    groups = table.groupby(columns["run"], sort=False, observed=True) if "run" in columns else [(stem(path), table)]
+    groups = table.groupby(columns["run"], sort=False, observed=True) if "run" in columns else [(jsonl.stem(path), table)]
     logs = []
     for run, part in groups:
         notes: list[str] = []
         rows = renamed(part, measured).assign(step=numbers(part[columns[axis]]))
         logs.append(Log(str(run), "table", str(path), axis, one_row_a_step(rows, notes), notes=notes))
     return logs
-
-
-def stem(path: Path) -> str:
-    """The name before the first dot."""
-    return path.name.split(".")[0] or "run"

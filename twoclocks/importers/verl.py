@@ -13,7 +13,7 @@ import pandas as pd
 
 from twoclocks.errors import RecordsError
 from twoclocks.importers.dialects import Dialect
-from twoclocks.importers.jsonl import first_row, objects
+from twoclocks.importers.jsonl import first_row, objects, stem
 from twoclocks.importers.log import Log
 
 _MEAN = "mean over mini-batches of the rollout"
@@ -61,6 +61,6 @@ def read(path: Path) -> list[Log]:
             raise RecordsError(f"{path}: line {number} is no verl row (step and data); remove the damaged line")
         rows.append({**row["data"], "step": row["step"]})
     notes = ["a run that verl resumed has lost the rows before: its file logger starts anew"]
-    log = DIALECT.log(pd.DataFrame(rows), name=path.name.split(".")[0], source="verl", where=str(path), notes=notes, store_step="step")
+    log = DIALECT.log(pd.DataFrame(rows), name=stem(path), source="verl", where=str(path), notes=notes, store_step="step")
     assert log is not None  # the step is there
     return [log]

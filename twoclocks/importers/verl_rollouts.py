@@ -48,11 +48,11 @@ def read(path: Path) -> list[Log]:
                 raise RecordsError(f"{file}: line {line} lacks {', '.join(sorted(FIELDS - row.keys()))}; expected verl's rollout dump")
             scores.setdefault(str(row["input"]), []).append(number(row["score"]))
             step = number(row.get("step", step))
-        values = np.array([s for group in scores.values() for s in group])
+        values = pd.Series([s for group in scores.values() for s in group])
         seen += len(values)
         sizes.add(len(values))
         groups |= {len(group) for group in scores.values()}
-        equal = np.mean([float(np.ptp(group) == 0) for group in scores.values()])
+        equal = np.mean([len(set(group)) == 1 for group in scores.values()])
         rows.append({"step": step, "samples": float(seen), "reward": float(values.mean()), "zero_std_frac": float(equal)})
     if len(sizes) > 1:
         raise RecordsError(f"{path.parent}: rollouts of {min(sizes)} to {max(sizes)} completions; import stretches of one size apart")

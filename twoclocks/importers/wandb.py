@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from twoclocks.errors import RecordsError
-from twoclocks.importers import stores, table
+from twoclocks.importers import jsonl, stores, table
 from twoclocks.importers.dialects import recognised
 from twoclocks.importers.log import Log
 
@@ -59,7 +59,7 @@ def read(path: Path) -> list[Log]:
     charted = _charted(list(map(str, history.columns)))
     if charted:
         return [_chart(path, history, run, keys) for run, keys in charted.items()]
-    return [stores.log_of(history, name=table.stem(path), store="wandb", where=str(path), notes=[], store_step="_step")]
+    return [stores.log_of(history, name=jsonl.stem(path), store="wandb", where=str(path), notes=[], store_step="_step")]
 
 
 def _chart(path: Path, history: pd.DataFrame, run: str, keys: list[str]) -> Log:
