@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from analysis import claims, emit, figures, fits, load, theory_figures, verify
+from analysis import claims, emit, figures, fits, heldout, load, theory_figures, verify
 from twoclocks import records, schema
 from twoclocks.errors import TwoclocksError
 
@@ -30,6 +30,8 @@ COMPARED = [
     "analysis/figures/*.csv",
     "analysis/claims.md",
     "analysis/claims.json",
+    "analysis/heldout.md",
+    "analysis/heldout.json",
     "twoclocks/presets/*.json",
     "experiments/results/SCHEMA.md",
 ]
@@ -97,6 +99,8 @@ def build(console: Console, *, with_live: bool) -> list[Table]:
     with console.status("judging claims"):
         preregistered, exploratory = claims.judge(runs, fits.TESTBED), claims.beside(runs, fits.TESTBED)
         claims.write(preregistered, exploratory, BUILD / "analysis")
+    with console.status("planning on some seeds, looking at the others"):
+        heldout.write(heldout.evaluate(runs), BUILD / "analysis")
     document = BUILD / "experiments/results/SCHEMA.md"
     document.parent.mkdir(parents=True)
     document.write_text(schema.schema_markdown())

@@ -24,6 +24,7 @@ from twoclocks.fitting import metric_curve, rate, samples_to_target
 from twoclocks.records import Runs
 
 GREEDY, GREEDY_GAIN = "heldout_acc", 0.05  # preregistered: target = start + 5 points of greedy accuracy
+SAMPLED = "heldout_sampled"  # what E3 is judged on
 EARLY_REWARD = 0.20  # exploratory target: the highest level, in steps of 0.01, that every clipped progress run reaches
 SMALL, LARGE = 128, 2048  # 16x
 MORE_SAMPLES = math.log(1.15)  # TC1b: 15% more samples
@@ -189,11 +190,11 @@ def counts(table: pd.DataFrame) -> str:
     return "collapsed: " + ", ".join(f"{kinds.get(k, 0)} {text}" for k, text in (("interval", "timed"), ("left", "too early to time"), ("right", "not")))
 
 
-def failure_exponents(runs: Runs, testbed: str, *, metric: str = GREEDY) -> Claim:
+def failure_exponents(runs: Runs, testbed: str, *, name: str = "TC3", metric: str = GREEDY) -> Claim:
     """TC3: exponents of E* in B and c over the unclipped cells."""
     table, looks = collapse_table(runs, metric)
     claim = Claim(
-        "TC3", testbed, "samples to collapse do not depend on the batch and go as 1/c (drift threshold)",
+        name, testbed, "samples to collapse do not depend on the batch and go as 1/c (drift threshold)",
         "90% interval of b_B inside ±0.25; 95% of b_c contains -1, excludes -2", sorted(table["run_id"]), note=counts(table),
     )  # fmt: skip
     fitted = fit_collapse(table, looks, ["batch", "c"])
@@ -260,12 +261,14 @@ def judge(runs: Runs, testbed: str) -> list[Claim]:
     progress = finished(runs, testbed, ["pilot_progress"])
     failing = finished(runs, testbed, ["pilot_failure"])
     unclipped = finished(runs, testbed, ["pilot_failure", "pilot_onset"], clipped=False)
+    onset = finished(runs, testbed, ["e3_failure"])
     return holm(
         [
             drift_exponent(progress, testbed),
             batch_penalty("TC1b", progress, testbed, clipped=True),
             critical_batch_falls(progress, testbed),
             failure_exponents(unclipped, testbed),
+            failure_exponents(onset, testbed, name="TC3-E3", metric=SAMPLED),
             clip_delays(failing, testbed),
             batch_penalty("TC4b", progress, testbed, clipped=False),
             wide_clip_trades(failing, testbed),
@@ -283,6 +286,8 @@ def beside(runs: Runs, testbed: str) -> list[Claim]:
         critical_batch_falls(progress, testbed, metric=METRIC, target=EARLY_REWARD),
         critical_batch_falls(progress, testbed, clipped=False, metric=METRIC, target=EARLY_REWARD),
         failure_exponents(unclipped, testbed, metric=METRIC),
+        failure_exponents(finished(runs, testbed, ["e3_failure"]), testbed, name="TC3-E3", metric=METRIC),
+        failure_exponents(finished(runs, testbed, ["e3_failure"]), testbed, name="TC3-E3 greedy"),
         clip_delays(failing, testbed, metric=METRIC),
         batch_penalty("TC4b", progress, testbed, clipped=False, metric=METRIC, target=EARLY_REWARD),
     ]

@@ -18,7 +18,7 @@ TESTBED = "mini"
 # rises and dips within the lr warm-up, as sampling sharpens: the preregistered claims use it, the clocks do not.
 METRIC, TARGET = "reward", 0.22
 GROUPS = {
-    "mini-noclip": {"sweeps": ["pilot_progress", "pilot_failure", "pilot_onset"], "clipped": False},
+    "mini-noclip": {"sweeps": ["pilot_progress", "pilot_failure", "pilot_onset", "e3_failure"], "clipped": False},
     "mini-clip0.2": {"sweeps": ["pilot_progress", "pilot_failure"], "clipped": True},
 }
 

@@ -32,6 +32,16 @@ def test_samples_to_target_interpolates_the_rise_and_ignores_the_fall():
     assert samples_to_target(n, y, np.ones(5), 0.5) == np.inf
 
 
+def test_a_log_that_begins_above_the_target_is_left_censored(planted):
+    runs = planted(a=A, h1=H1, lr32=(1e-6, 2e-6, 4e-6))
+    late = runs.curves[~((runs.curves["run_id"] == runs.runs["run_id"][35]) & (runs.curves["heldout_acc"] < 0.32))]
+    row = tc.fit(Runs(runs.runs, late), target=0.3, n_boot=5).cells.iloc[35]
+    assert row["target_lower"] == 0 and row["target_upper"] == late[late["run_id"] == row["run_id"]]["samples"].min()
+    start = runs.curves.assign(heldout_acc=runs.curves["heldout_acc"].where(runs.curves["run_id"] != runs.runs["run_id"][0], 0.5))
+    with pytest.raises(FitError, match=f"run {runs.runs['run_id'][0]}: starts at the target"):
+        tc.fit(Runs(runs.runs, start), target=0.3)
+
+
 def test_a_dip_on_the_way_up_is_pooled_by_weight():
     n, y = np.arange(4.0), np.array([0.0, 0.3, 0.1, 0.4])
     assert samples_to_target(n, y, np.array([1, 1, 1, 1.0]), 0.2) == 1  # pooled to 0.2 at both middle points

@@ -95,7 +95,9 @@ def test_trackio(steps, found):
 
 
 @FUZZ
-@given(st.binary(max_size=300), st.sampled_from(["trainer_state.json", "a.jsonl", "a.csv", "a.csv.gz", "a.parquet", "a.db", "a.wandb", "events.out.tfevents.1"]))
+@given(
+    st.binary(max_size=300), st.sampled_from(["trainer_state.json", "a.jsonl", "a.csv", "a.csv.gz", "a.parquet", "a.db", "a.wandb", "events.out.tfevents.1"])
+)
 def test_bytes(content, name):
     outcome(name, content)
 

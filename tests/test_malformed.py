@@ -125,7 +125,12 @@ REPAIRED = {
     "one row": ("a.csv", "train/global_step,train/reward\n6,0.6\n", [0.6], ""),
     "two runs in one history": ("a.csv", history() + "\n".join(history().splitlines()[1:]) + "\n", FULL, "6 rows of earlier attempts"),
     "literal NaN in JSON": ("trainer_state.json", trl(LOGGED).replace("0.1,", "NaN,"), FULL[1:], ""),
-    "null and lists": ("trainer_state.json", trl([{**r, "reward": v} for r, v in zip(LOGGED, [None, [1], {}, True, 0.5, 0.6], strict=True)]), [1.0, 0.5, 0.6], ""),
+    "null and lists": (
+        "trainer_state.json",
+        trl([{**r, "reward": v} for r, v in zip(LOGGED, [None, [1], {}, True, 0.5, 0.6], strict=True)]),
+        [1.0, 0.5, 0.6],
+        "",
+    ),
     "torn last line": ("v.jsonl", verl(ROWS) + '{"step": 7, "da', FULL, ""),
     "blank lines": ("v.jsonl", verl(ROWS).replace("\n", "\n\n"), FULL, ""),
     "verl resumed": ("v.jsonl", verl([*ROWS, *ROWS[3:]]), FULL, "3 rows of earlier attempts"),

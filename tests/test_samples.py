@@ -54,7 +54,8 @@ def test_a_several_target_fit_shares_its_shape(reference):
     runs = tc.read_runs(HERE / "trl", settings=HERE / "runs.csv")
     several = tc.fit(runs, target=[0.3, 0.27, 0.33], n_boot=40)
     assert several.target == pytest.approx(0.3) and len(several.cells) == 36
-    assert several.progress.h1 == pytest.approx(reference.progress.h1, rel=0.5)
+    low, high = several.interval("progress", "h1")
+    assert low < reference.progress.h1 < high
     by_gain = tc.fit(runs, gain=0.09, n_boot=40)
     assert by_gain.gain == 0.09 and by_gain.progress.a == pytest.approx(reference.progress.a, rel=0.1)
 

@@ -71,18 +71,28 @@ def score(times: Times, mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, n
     log density where the time is exact, log probability of the interval where it is not; a constant
     (1/2 log 2 pi an exact time) is left out.
     """
+    mean, sd, lower, upper = np.broadcast_arrays(mean, sd, times.lower, times.upper)
+    exact = lower == upper
+    z = (np.log(np.where(exact, lower, 1.0)) - mean) / sd
+    value, by_mean, by_log_sd = -0.5 * z**2 - np.log(sd), z / sd, z**2 - 1
+    rest = ~exact
+    value[rest], by_mean[rest], by_log_sd[rest] = _inside(lower[rest], upper[rest], mean[rest], sd[rest])
+    return value, by_mean, by_log_sd
+
+
+def _inside(lower: np.ndarray, upper: np.ndarray, mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log probability of (lower, upper], and its derivatives in mean and log sd."""
     with np.errstate(divide="ignore"):
-        low, high = (np.log(times.lower) - mean) / sd, (np.log(times.upper) - mean) / sd
-    exact = times.exact
+        low, high = (np.log(lower) - mean) / sd, (np.log(upper) - mean) / sd
     # P(low < Z <= high) in the tail where it does not round to zero, and log P = log Phi(b) + log(1 - Phi(a)/Phi(b))
     flip = low > 0
     a, b = np.where(flip, -high, low), np.where(flip, -low, high)
     with np.errstate(divide="ignore", invalid="ignore"):
-        inside = log_ndtr(b) + np.log1p(-np.minimum(np.exp(log_ndtr(a) - log_ndtr(b)), 1 - 1e-15))
+        whole = log_ndtr(b)
+        inside = whole + np.log1p(-np.minimum(np.exp(log_ndtr(a) - whole), 1 - 1e-15))
         at_low, at_high = (np.exp(-0.5 * z**2 - HALF_LOG_2PI - inside) for z in (low, high))
         steep = np.where(np.isfinite(low), low, 0) * at_low - np.where(np.isfinite(high), high, 0) * at_high
-    z = np.where(exact, low, 0.0)
-    return np.where(exact, -0.5 * z**2 - np.log(sd), inside), np.where(exact, z, at_low - at_high) / sd, np.where(exact, z**2 - 1, steep)
+    return inside, (at_low - at_high) / sd, steep
 
 
 def log_likelihood(times: Times, mean: np.ndarray, sd: np.ndarray) -> float:
@@ -156,8 +166,7 @@ class _Problem:
     def gradient(self, x: np.ndarray) -> np.ndarray:
         """Slopes of `value`, (..., parameters and noise)."""
         mean, slopes, log_sd = self._rows(x)
-        _, by_mean, by_log_sd = score(self.times, mean, np.exp(log_sd))
-        return self._chained(x, slopes, by_mean, by_log_sd)
+        return self._chained(x, slopes, *score(self.times, mean, np.exp(log_sd))[1:])
 
     def _chained(self, x: np.ndarray, slopes: np.ndarray, by_mean: np.ndarray, by_log_sd: np.ndarray) -> np.ndarray:
         theta = np.einsum("...n,...np->...p", self.weights * by_mean, slopes)
@@ -213,8 +222,7 @@ def fit(times: Times, law: Law, starts: list[np.ndarray], bounds: list[tuple[flo
     best: tuple[float, Any] = (-1e9, None)
     for start in starts:
         model = Model(np.zeros(len(times.group)), np.ones((len(times.group), 1)))
-        # Stop where the optimum is known to about 1e-6: at the default, another machine's rounding moved estimates by 5e-4
-        options = {"bounds": limits, "factr": 1.0, "pgtol": 1e-10, "maxiter": 3000, "maxfun": 10_000}
+        options = {"bounds": limits, "maxiter": 3000, "maxfun": 10_000}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it counts parameters by columns of exog, and calls a line search that ends at rounding no convergence
             found = model.fit(np.concatenate([start, noise]), method="lbfgs", disp=0, skip_hessian=True, **options)
@@ -223,7 +231,8 @@ def fit(times: Times, law: Law, starts: list[np.ndarray], bounds: list[tuple[flo
             best = (value, found.params)
     if best[1] is None:
         raise FitError("the likelihood is not finite from any starting point; check the times for zeros or NaN")
-    x = best[1]
+    # Newton's method from there: where L-BFGS stops, another machine's rounding moved estimates by 5e-4
+    x = np.concatenate(_newton(times, law, best[1][: problem.p], best[1][problem.p :], bounds, np.ones((1, len(times.group))), 1), axis=1)[0]
     mean, _, log_sd = problem._rows(x)
     return Fit(x[: problem.p], x[problem.p :], log_likelihood(times, mean, np.exp(log_sd)), problem.curvature(x)[1])
 
@@ -241,7 +250,7 @@ def refit(times: Times, law: Law, start: Fit, bounds: list[tuple[float, float]] 
     worlds = len(times.lower if weights is None else weights)
     several = max(1, CHUNK // (len(times.group) * (len(start.theta) + 1)))
     parts = [np.arange(at, min(at + several, worlds)) for at in range(0, worlds, several)]
-    found = [_newton(_worlds(times, part), law, start, bounds, None if weights is None else weights[part], len(part)) for part in parts]
+    found = [_newton(_worlds(times, part), law, start.theta, start.noise, bounds, None if weights is None else weights[part], len(part)) for part in parts]
     return Draws(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
 
@@ -249,10 +258,12 @@ def _worlds(times: Times, which: np.ndarray) -> Times:
     return times if times.lower.ndim == 1 else Times(times.lower[which], times.upper[which], times.group)
 
 
-def _newton(times: Times, law: Law, start: Fit, bounds: Any, weights: np.ndarray | None, worlds: int) -> tuple[np.ndarray, ...]:
-    p = len(start.theta)
-    low, high = np.array([*(bounds or [UNBOUNDED] * p), LOG_SD, *[DIFFERENCE] * (len(start.noise) - 1)]).T
-    x = np.tile(np.clip(np.concatenate([start.theta, start.noise]), low, high), (worlds, 1))
+def _newton(
+    times: Times, law: Law, theta: np.ndarray, noise: np.ndarray, bounds: Any, weights: np.ndarray | None, worlds: int
+) -> tuple[np.ndarray, np.ndarray]:
+    p = len(theta)
+    low, high = np.array([*(bounds or [UNBOUNDED] * p), LOG_SD, *[DIFFERENCE] * (len(noise) - 1)]).T
+    x = np.tile(np.clip(np.concatenate([theta, noise]), low, high), (worlds, 1))
     value, damping, left = _Problem(times, law, p, weights).value(x), np.full(worlds, 1e-3), np.arange(worlds)
     for _ in range(PATIENCE):
         part = _Problem(_worlds(times, left), law, p, None if weights is None else weights[left])

@@ -74,7 +74,9 @@ def write_wandb(folder: Path, name: str, row: Any, looks: list[tuple[int, int, f
 
 def write_openrlhf(folder: Path, name: str, row: Any, looks: list[tuple[int, int, float]]) -> None:
     """A W&B history of OpenRLHF: evaluations carry a step of their own."""
-    rows = [line for _, k, acc in looks for line in ({"train/global_step": k, "train/actor_lr": row.lr}, {"eval/global_step": k, "eval/eval_planted_pass1": acc})]
+    rows = [
+        line for _, k, acc in looks for line in ({"train/global_step": k, "train/actor_lr": row.lr}, {"eval/global_step": k, "eval/eval_planted_pass1": acc})
+    ]
     pd.DataFrame(rows).rename_axis("_step").to_csv(folder / f"{name}.csv")
 
 
@@ -100,7 +102,9 @@ def write_trackio(path: Path, runs: list[tuple[str, Any, pd.DataFrame]]) -> None
         for name, row, curve in runs:
             for k, _, acc in values(row, curve):
                 told = json.dumps({"train/global_step": k, "train/learning_rate": row.lr, "eval/reward": acc})
-                store.execute("INSERT INTO metrics (run_id, timestamp, run_name, step, metrics) VALUES (?, ?, ?, ?, ?)", (name, "2026-01-01T00:00:00", name, k, told))
+                store.execute(
+                    "INSERT INTO metrics (run_id, timestamp, run_name, step, metrics) VALUES (?, ?, ?, ?, ?)", (name, "2026-01-01T00:00:00", name, k, told)
+                )
     store.close()
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from twoclocks.errors import FitError
 from twoclocks.failure import Collapse
-from twoclocks.fitting.curves import samples_to_target
+from twoclocks.fitting.curves import target_interval
 from twoclocks.schedule import full_rate_samples
 
 # A clock describes runs that differ in batch, learning rate and seed, and in nothing else
@@ -75,9 +75,11 @@ def cell_table(table: pd.DataFrame, curves: Curves, collapses: dict[str, Collaps
         lived = float(n[alive][-1])
         pace = float(run.seconds) / run.samples_done if not pd.isna(run.seconds) and run.samples_done else np.nan
         for number, level in enumerate(targets[name]):
-            reached = samples_to_target(n[alive], y[alive], w[alive], level)
+            lower, upper = target_interval(n[alive], y[alive], w[alive], level)
+            if upper == 0:
+                raise FitError(f"run {name}: starts at the target ({level:g}); choose a higher one, or leave the run out with Runs.select")
             times = {
-                "target_lower": min(reached, lived), "target_upper": reached, "lived": lived,
+                "target_lower": lower, "target_upper": upper, "lived": lived,
                 "collapse_lower": collapse.lower, "collapse_upper": collapse.upper,
             }  # fmt: skip
             fixed = {"run_id": name, "batch": run.batch, "drift_rate": rate(run.drift_rate), "seed": run.seed, "collapse": collapse.kind}

@@ -28,7 +28,7 @@ class Clocks:
     draws : dict of str -> DataFrame
         Bootstrap draws of "progress" (a, h0, h1, saturation_batch) and "failure" (samples, b_batch, b_drift).
     limits : dict of str -> DataFrame
-        Intervals, rows low and high, a column a parameter: centred on the estimate, as wide as the draws' percentile interval.
+        Intervals, rows low and high, a column a parameter: centred on the estimate, as wide (Student) as the draws' percentile interval.
     cells : DataFrame
         One row a run: batch, drift_rate, samples to the (first) target, and collapse with its censoring; full-rate completions.
     unidentified : dict of str -> str

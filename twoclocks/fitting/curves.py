@@ -48,12 +48,21 @@ def samples_to_target(samples: np.ndarray, values: np.ndarray, weights: np.ndarr
     FitError
         If the curve starts at the target.
     """
+    lower, upper = target_interval(samples, values, weights, target)
+    if lower == 0:
+        raise FitError(f"target={target:g} is reached at the first value already; choose a higher one")
+    return upper
+
+
+def target_interval(samples: np.ndarray, values: np.ndarray, weights: np.ndarray, target: float) -> tuple[float, float]:
+    """(lower, upper) of the samples to a target: equal where it is crossed, (last, inf) where it is not, (0, first) where the log begins above it."""
     peak = int(np.argmax(values)) + 1
     rising = isotonic_regression(values[:peak], weights=weights[:peak]).x
     if rising[-1] < target:
-        return math.inf
+        return float(samples[-1]), math.inf
     at = int(np.argmax(rising >= target))
     if at == 0:
-        raise FitError(f"target={target:g} is reached at the first value ({rising[0]:g}) already; choose a higher one")
+        return 0.0, float(samples[0])
     share = (target - rising[at - 1]) / (rising[at] - rising[at - 1])
-    return float(samples[at - 1] + share * (samples[at] - samples[at - 1]))
+    crossed = float(samples[at - 1] + share * (samples[at] - samples[at - 1]))
+    return crossed, crossed

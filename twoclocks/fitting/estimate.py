@@ -19,6 +19,7 @@ from twoclocks.progress import ProgressClock
 from twoclocks.schedule import full_rate_samples
 
 LEVEL = 0.95
+MIN_FREEDOM = 3  # of the t behind an interval
 POSITIVE = ("a", "samples", "saturation_batch")
 Parameters = Callable[[np.ndarray], pd.DataFrame]
 MANY_SEEDS = 10  # from here on seeds are resampled; with fewer that covers far too little
@@ -53,32 +54,38 @@ def _draw(
     n_boot: int,
     rng: np.random.Generator,
     **how: Any,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(draws, intervals) of a clock's parameters."""
+) -> tuple[pd.DataFrame, dict[str, float], pd.DataFrame]:
+    """(draws, estimates, intervals) of a clock's parameters."""
+    freedom = times.timed - len(fitted.theta) - len(fitted.noise)
     if seeds_per_cell(cells) >= MANY_SEEDS:
+        freedom = cells["seed"].nunique() - 1
         drawn = censored.resample(times, law, fitted, cells["seed"].to_numpy(), n_boot, rng=rng, bounds=how.get("bounds"))
     else:
         drawn = censored.bootstrap(times, law, fitted, grids, n_boot, rng=rng, **how)
-    draws = parameters(drawn.theta)
-    return draws, symmetric(draws, parameters(fitted.theta).iloc[0])
+    draws, estimate = parameters(drawn.theta), parameters(fitted.theta).iloc[0]
+    return draws, *centred(draws, estimate, max(MIN_FREEDOM, freedom))
 
 
-def symmetric(draws: pd.DataFrame, estimate: pd.Series) -> pd.DataFrame:
-    """Intervals centred on the estimate, as wide as the draws' percentile interval: index low and high, a column a parameter.
+def centred(draws: pd.DataFrame, likeliest: pd.Series, freedom: int) -> tuple[dict[str, float], pd.DataFrame]:
+    """(estimates, intervals): the likeliest value less its median bias over the draws, and as wide an interval as their percentiles.
 
     That is the mean of the percentile and the basic bootstrap. Estimates are skewed where the cells that would tell are
     censored (h1 by large batches, exponents by early collapses); a percentile interval puts the skew on the wrong side
     (it missed h1 from above in 8% of planted worlds), a basic one overdoes the other. Positive parameters: on the log scale.
+    The noise is estimated too: the width is that of Student's t, degrees of freedom the timed runs less all parameters, or
+    the seeds less one.
     """
-    found = {}
+    from scipy.stats import norm, t
+
+    estimates, found, wider = {}, {}, float(t.ppf((1 + LEVEL) / 2, freedom) / norm.ppf((1 + LEVEL) / 2))
     for name in draws:
         positive = name in POSITIVE
-        values, centre = (np.log(x) if positive else x for x in (draws[name].to_numpy(), estimate[name]))
-        low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        reach = (high - low) / 2
-        ends = (centre - reach, centre + reach)
-        found[name] = [float(np.exp(end)) for end in ends] if positive else list(map(float, ends))
-    return pd.DataFrame(found, index=["low", "high"])
+        values, likely = (np.log(x) if positive else x for x in (draws[name].to_numpy(), likeliest[name]))
+        low, middle, high = np.quantile(values, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
+        centre, reach = 2 * likely - middle, wider * (high - low) / 2
+        ends = [float(np.exp(x) if positive else x) for x in (centre, centre - reach, centre + reach)]
+        estimates[str(name)], found[name] = ends[0], ends[1:]
+    return estimates, pd.DataFrame(found, index=["low", "high"])
 
 
 def fit_progress(cells: pd.DataFrame, gain: float, model: Model, group: int, n_boot: int, rng: np.random.Generator) -> Part:
@@ -104,8 +111,7 @@ def fit_progress(cells: pd.DataFrame, gain: float, model: Model, group: int, n_b
     def parameters(theta: np.ndarray) -> pd.DataFrame:
         return law.clock_parameters(theta, gain)
 
-    draws, intervals = _draw(cells, times, law, fitted, parameters, grids, n_boot, rng, **how)
-    found = law.clock_parameters(fitted.theta, gain).iloc[0].to_dict()
+    draws, found, intervals = _draw(cells, times, law, fitted, parameters, grids, n_boot, rng, **how)
     clock = ProgressClock(**{"h1": 0.0, **found}, log_sd=float(np.exp(fitted.noise[0])), **ranges(cells))
     return Part(
         clock=clock,
@@ -120,14 +126,14 @@ def fit_progress(cells: pd.DataFrame, gain: float, model: Model, group: int, n_b
 def _progress_fit(cells: pd.DataFrame, times: censored.Times, model: Model) -> tuple[ProgressLaw, censored.Fit]:
     target = cells["target"].to_numpy()
     law = ProgressLaw(model, int(target.max()) + 1, target, cells["batch"].to_numpy(float), cells["drift_rate"].to_numpy(float), **centre(cells))
-    logs = np.log(times.lower) + np.log(law.drift_rate / law.c0)
+    logs = np.log(np.where(times.lower > 0, times.lower, times.upper)) + np.log(law.drift_rate / law.c0)
     levels = np.array([np.median(logs[target == k]) for k in range(law.targets)])
     return law, censored.fit(times, law, law.starts(levels), law.bounds)
 
 
 def _correlation(cells: pd.DataFrame, times: censored.Times, law: ProgressLaw, fitted: censored.Fit) -> float:
     """Correlation of the log times that one run takes to different targets, from those that it reached."""
-    z = (np.log(times.lower) - law(fitted.theta)[0]) / fitted.sd(times.group)
+    z = (np.log(np.where(times.exact, times.lower, 1.0)) - law(fitted.theta)[0]) / fitted.sd(times.group)
     wide = pd.DataFrame({"run": cells["run_id"].to_numpy(), "target": cells["target"].to_numpy(), "z": np.where(times.exact, z, np.nan)})
     wide = wide.pivot(index="run", columns="target", values="z").dropna()
     if wide.shape[1] < 2 or len(wide) < 3:
@@ -165,9 +171,8 @@ def fit_failure(cells: pd.DataFrame, curves: Curves, warmup: float, group: int, 
     fitted = censored.fit(times, law, [np.array([level, 0.0, b_c]) for b_c in (-1.0, -2.0)])
     early = early_limit([n for n, _, _ in curves.values()])
     grids = [full_rate_samples(timeable(curves[run][0], early), warmup) for run in cells["run_id"]]
-    draws, intervals = _draw(cells, times, law, fitted, law.clock_parameters, grids, n_boot, rng, exact=False)
+    draws, found, intervals = _draw(cells, times, law, fitted, law.clock_parameters, grids, n_boot, rng, exact=False)
     longest = max(float(full_rate_samples(curves[run][0][-1], warmup)) for run in cells["run_id"])
-    found = law.clock_parameters(fitted.theta).iloc[0].to_dict()
     return Part(
         clock=FailureClock(**found, batch0=law.b0, drift_rate0=law.c0, log_sd=float(np.exp(fitted.noise[0])), longest=longest, **ranges(cells)),
         draws=draws,
