@@ -93,8 +93,8 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Planned on some seeds, observed on another",
         "",
-        f"Unclipped pilot, {METRIC} to {TARGET}. Fitted on seeds {SEEN} ({len(found['seen_runs'])} runs), observed on seed {HELD} ({len(found['held_runs'])} runs);",
-        "full-rate completions; intervals are those of one new run. Computed by `analysis/heldout.py`.",
+        f"Unclipped pilot, {METRIC} to {TARGET}. Fitted on seeds {SEEN} ({len(found['seen_runs'])} runs), observed on seed {HELD}",
+        f"({len(found['held_runs'])} runs); full-rate completions; intervals are those of one new run. Computed by `analysis/heldout.py`.",
         "",
         f"Within the predicted interval: samples to target {found['target_within']}, samples to collapse {found['collapse_within']}.",
         "",

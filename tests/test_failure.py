@@ -5,7 +5,7 @@ import pytest
 
 from twoclocks import FailureClock, detect_collapse, detect_collapses
 from twoclocks.errors import ExtrapolationError, FitError, RecordsError
-from twoclocks.failure import LAWS, early_limit, evaluation_noise, first_passage, laws_within, margin, peclet, timeable
+from twoclocks.failure import LAWS, early_limit, evaluation_noise, first_passage, margin, peclet, timeable
 
 GRID = np.unique(np.concatenate([[0], np.geomspace(500, 100_000, 60)]).round())
 
@@ -119,12 +119,6 @@ def test_a_short_run_does_not_set_the_early_limit():
     assert early_limit([n for n, _ in runs.values()]) == GRID[10]
     assert early_limit([GRID[:4]]) == GRID[3]
     assert timeable(GRID[:4], GRID[10]).tolist() == [GRID[10]]
-
-
-def test_laws_within_intervals():
-    assert laws_within((-0.2, 0.2), (-1.4, -0.7)) == ["drift"]
-    assert laws_within((-0.2, 0.6), (-2.4, -0.7)) == ["drift", "diffusion", "constant step"]
-    assert laws_within((-0.2, 0.2), (-9.0, -4.0)) == []
 
 
 def test_a_dip_that_recovers_is_no_collapse():

@@ -222,5 +222,5 @@ def test_a_folder_of_many_things_gives_its_logs(tmp_path):
     runs = tc.read_runs(tmp_path, settings=tmp_path / "runs.csv")
     assert len(runs.runs) == 1 and runs.runs["batch"].tolist() == [32]
     (tmp_path / "run/checkpoint-6/trainer_state.json").unlink()
-    with pytest.raises(TwoclocksError, match="no log found; left out: .*are no trainer's keys"):
+    with pytest.raises(TwoclocksError, match=r"no log found; left out: .*are no trainer's keys"):
         tc.read_runs(tmp_path, settings=GIVEN)

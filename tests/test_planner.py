@@ -168,7 +168,9 @@ def test_refusals():
 
 def test_candidates_make_whole_groups():
     batch, _ = candidates(LOCAL, UNCLIPPED, 12, 4)
-    assert (batch * 4 % 12 == 0).all()
+    assert (batch % 12 == 0).all()
+    small, _ = candidates(dataclasses.replace(LOCAL, batch_range=(6.0, 64.0)), dataclasses.replace(UNCLIPPED, batch_range=(6.0, 64.0)), 12, 4)
+    assert (small * 4 % 12 == 0).all() and small.min() == 6
     assert len(np.unique(batch)) > 5
 
 

@@ -118,3 +118,23 @@ def test_the_suggested_cell_is_the_one_that_helps(reference):
     after = tc.fit(both, target=0.3, n_boot=200)
     width = [np.ptp(c.interval("failure", "b_drift")) for c in (before, after)]
     assert width[1] / width[0] == pytest.approx(advice["shrinks_to"], abs=0.3)
+
+
+def test_the_readme_quick_start_runs_for_every_kind(tmp_path, monkeypatch):
+    """The README's shell commands, in this process, with each kind of log in verl's place."""
+    import re
+    import shlex
+
+    from twoclocks.cli import main
+
+    root = HERE.parents[1]
+    (block,) = re.findall(r"```bash\n(twoclocks .*?)```", (root / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(root)
+    for kind in KINDS:
+        for line in block.strip().splitlines():
+            told = line.replace("samples/verl", f"samples/{kind}").replace("schedule.json", str(tmp_path / f"{kind}.json"))
+            monkeypatch.setattr("sys.argv", [*shlex.split(told), *(["--n-boot", "5"] if " export " not in told else [])])
+            with pytest.raises(SystemExit) as stop:
+                main()
+            assert stop.value.code == 0, told
+        assert tc.Schedule.load(tmp_path / f"{kind}.json").stages

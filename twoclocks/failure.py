@@ -21,11 +21,6 @@ from twoclocks.errors import FitError, RecordsError, check_range
 LAWS = {"drift": (0.0, -1.0), "diffusion": (0.0, -2.0), "constant step": (0.5, -1.0)}
 
 
-def laws_within(b_batch: tuple[float, float], b_drift: tuple[float, float]) -> list[str]:
-    """Names of the laws whose exponents lie in both intervals."""
-    return [name for name, (b, c) in LAWS.items() if b_batch[0] <= b <= b_batch[1] and b_drift[0] <= c <= b_drift[1]]
-
-
 def samples_to_failure(batch: Any, drift_rate: Any, *, samples: Any, batch0: Any, drift_rate0: Any, b_batch: Any, b_drift: Any) -> Any:
     """E*(B, c) = E0 (B/B0)^b_B (c/c0)^b_c, in training completions. Plain arithmetic: SymPy symbols pass through."""
     return samples * (batch / batch0) ** b_batch * (drift_rate / drift_rate0) ** b_drift

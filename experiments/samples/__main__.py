@@ -61,7 +61,7 @@ def write_trl(folder: Path, name: str, row: Any, looks: list[tuple[int, int, flo
 
 
 def write_verl(folder: Path, name: str, row: Any, looks: list[tuple[int, int, float]]) -> None:
-    """verl's file logger."""
+    """Verl's file logger."""
     lines = [{"step": k, "data": {"actor/lr": row.lr, "val-core/planted/acc/mean@8": acc}} for _, k, acc in looks]
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -96,7 +96,7 @@ WRITERS: dict[str, Callable[[Path, str, Any, list[tuple[int, int, float]]], None
 
 
 def write_trackio(path: Path, runs: list[tuple[str, Any, pd.DataFrame]]) -> None:
-    """trackio's store: all runs in one table."""
+    """Trackio's store: all runs in one table."""
     with sqlite3.connect(path) as store:
         store.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)")
         for name, row, curve in runs:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from twoclocks.errors import FitError
 from twoclocks.failure import detect_collapses
 from twoclocks.fitting.cells import Curves, cell_table, rate, shared, usable
 from twoclocks.fitting.clocks import Clocks
 from twoclocks.fitting.curves import metric_curve, samples_to_target
-from twoclocks.fitting.estimate import Part, fit_failure, fit_progress, intervals_by
+from twoclocks.fitting.estimate import fit_failure, fit_progress, intervals_by
 from twoclocks.fitting.forecast import Forecast, forecast
 from twoclocks.fitting.laws import MODELS, Model
 from twoclocks.records import Runs
@@ -105,15 +106,9 @@ def fit(
         misfit={name: part.misfit for name, part in parts.items() if part.clock is not None},
         model=model,
         models=parts["progress"].models,
-        next_cells=_joined(advice),
+        next_cells=pd.concat(advice, ignore_index=True) if advice else pd.DataFrame(),
         intervals=intervals_by(cells),
     )
-
-
-def _joined(tables: list[Any]) -> Any:
-    import pandas as pd
-
-    return pd.concat(tables, ignore_index=True) if tables else Part().next_cells
 
 
 def _targets(curves: Curves, metric: str, target: Any, gain: Any) -> tuple[dict[str, list[float]], float, float]:

@@ -54,7 +54,7 @@ def _draw(
     n_boot: int,
     rng: np.random.Generator,
     **how: Any,
-) -> tuple[pd.DataFrame, dict[str, float], pd.DataFrame]:
+) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     """(draws, estimates, intervals) of a clock's parameters."""
     freedom = times.timed - len(fitted.theta) - len(fitted.noise)
     if seeds_per_cell(cells) >= MANY_SEEDS:
@@ -66,7 +66,7 @@ def _draw(
     return draws, *centred(draws, estimate, max(MIN_FREEDOM, freedom))
 
 
-def centred(draws: pd.DataFrame, likeliest: pd.Series, freedom: int) -> tuple[dict[str, float], pd.DataFrame]:
+def centred(draws: pd.DataFrame, likeliest: pd.Series, freedom: int) -> tuple[dict[str, Any], pd.DataFrame]:
     """(estimates, intervals): the likeliest value less its median bias over the draws, and as wide an interval as their percentiles.
 
     That is the mean of the percentile and the basic bootstrap. Estimates are skewed where the cells that would tell are
@@ -77,7 +77,8 @@ def centred(draws: pd.DataFrame, likeliest: pd.Series, freedom: int) -> tuple[di
     """
     from scipy.stats import norm, t
 
-    estimates, found, wider = {}, {}, float(t.ppf((1 + LEVEL) / 2, freedom) / norm.ppf((1 + LEVEL) / 2))
+    estimates: dict[str, Any] = {}
+    found, wider = {}, float(t.ppf((1 + LEVEL) / 2, freedom) / norm.ppf((1 + LEVEL) / 2))
     for name in draws:
         positive = name in POSITIVE
         values, likely = (np.log(x) if positive else x for x in (draws[name].to_numpy(), likeliest[name]))

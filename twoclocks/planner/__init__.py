@@ -282,11 +282,11 @@ def _stages(chosen: Spend, shared: dict[str, Any]) -> tuple[Stage, ...]:
     SettingError
         If the budget does not hold one rollout.
     """
-    step = batch_step(shared["group"], shared["updates_per_rollout"])
     fixed = {name: shared[name] for name in ("group", "updates_per_rollout", "clip")}
     borders = samples_of_full_rate(np.cumsum(chosen.samples), shared["lr_warmup_samples"])
     stages, start = [], 0
     for batch, c, border in zip(chosen.batch, chosen.drift_rate, borders, strict=True):
+        step = batch_step(float(batch), shared["group"], shared["updates_per_rollout"])
         setting = Setting(batch=max(1, round(batch / step)) * step, lr=1.0, **fixed).at_drift_rate(float(c))
         length = int((border + 1e-6 - start) // setting.rollout) * setting.rollout
         if length:

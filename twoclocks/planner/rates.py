@@ -83,7 +83,7 @@ def common_range(progress: ProgressClock, failure: FailureClock) -> tuple[tuple[
 def candidates(progress: ProgressClock, failure: FailureClock, group: int, updates_per_rollout: int) -> tuple[np.ndarray, np.ndarray]:
     """Legal (B, c) pairs inside what both clocks were fitted on: batches half an octave apart, c on a log grid."""
     (low, high), (c_low, c_high) = common_range(progress, failure)
-    step = batch_step(group, updates_per_rollout)
+    step = batch_step(low, group, updates_per_rollout)
     octaves = int(2 * math.log2(high / low)) + 1
     batches = np.unique([max(step, round(low * 2 ** (k / 2) / step) * step) for k in range(octaves + 1)])
     batches = batches[(batches >= low) & (batches <= high)]
@@ -119,9 +119,9 @@ def named(settings: Sequence[Setting], shared: Mapping[str, Any], progress: Prog
     return np.array([float(s.batch) for s in settings]), np.array([s.drift_rate for s in settings])
 
 
-def batch_step(group: int, updates_per_rollout: int) -> int:
-    """Batches are multiples of this, so that a rollout S*B is a whole number of groups."""
-    return group // math.gcd(group, updates_per_rollout)
+def batch_step(batch: float, group: int, updates_per_rollout: int) -> int:
+    """Batches are multiples of this: whole groups, which every trainer can run; below one group, what makes a rollout S*B whole groups."""
+    return group if batch >= group else group // math.gcd(group, updates_per_rollout)
 
 
 def pace_of(throughput: Mapping[float, float] | Pace | None, cells: pd.DataFrame) -> Pace | None:
