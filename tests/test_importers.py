@@ -1,5 +1,6 @@
 import gzip
 import json
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,105 @@ def test_verl_steps_are_rollouts(tmp_path):
     assert runs.curves["seconds"].tolist() == [2, 4, 6, 8]
     kept = json.loads(runs.runs["config"][0])
     assert kept["source"] == "verl" and "mean over mini-batches" in kept["aggregation"]["lr"]
+
+
+# -- trainers in any store ------------------------------------------------------------------------------------------
+
+# trainer -> (columns of three steps, what one step is worth in completions with 32 an update and 4 updates a rollout)
+SPOKEN = {
+    "verl": ({"training/global_step": [1, 2, 3], "critic/score/mean": [0.1, 0.2, 0.3], "actor/lr": 1e-6, "actor/ppo_kl": 0.01, "actor/pg_loss": 0.0}, 128),
+    "openrlhf": ({"train/global_step": [1, 2, 3], "train/reward": [0.1, 0.2, 0.3], "train/actor_lr": 1e-6, "train/ppo_kl": 0.01}, 128),
+    "open-instruct": ({"training_step": [1, 2, 3], "episode": [128, 256, 384], "scores": [0.1, 0.2, 0.3], "lr": 1e-6, "loss/policy_avg": 0.0}, 128),
+    "nemo-rl": ({"_step": [1, 2, 3], "train/reward": [0.1, 0.2, 0.3], "train/lr": 1e-6, "train/probs_ratio": 1.0, "train/grad_norm": 4.0}, 128),
+    "prime-rl": (
+        {"step": [1, 2, 3], "reward/all/mean": [0.1, 0.2, 0.3], "optim/lr": 1e-6, "progress/total_rollouts": [32, 64, 96], "mismatch_kl/mean": 0.01},
+        32,
+    ),
+}
+
+
+def trackio_store(path, table):
+    with sqlite3.connect(path) as store:
+        store.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)")
+        for k, row in enumerate(table.to_dict("records"), start=1):
+            store.execute("INSERT INTO metrics (timestamp, run_name, step, metrics) VALUES ('2026-01-01', 'run', ?, ?)", (k, json.dumps(row)))
+    store.close()
+
+
+@pytest.mark.parametrize("trainer", SPOKEN)
+@pytest.mark.parametrize("store", ["csv", "parquet", "jsonl", "db"])
+def test_a_trainer_is_recognised_in_any_store(tmp_path, trainer, store):
+    columns, step = SPOKEN[trainer]
+    table = pd.DataFrame(columns)
+    file = tmp_path / f"run.{store}"
+    if store == "db":
+        trackio_store(file, table)
+    else:
+        {"csv": table.to_csv, "parquet": table.to_parquet}.get(store, lambda f, index: table.to_json(f, orient="records", lines=True))(file, index=False)
+    runs = tc.read_runs(file, settings={"group": 8, "updates_per_rollout": 4, "completions": 32})
+    assert curve(runs, "reward") == ([step, 2 * step, 3 * step], [0.1, 0.2, 0.3])
+    assert runs.runs["lr"].tolist() == [1e-6]
+    kept = json.loads(runs.runs["config"][0])
+    assert kept["source"] == trainer
+    if trainer == "nemo-rl":
+        assert kept["aggregation"]["grad_norm"] == "sum over the updates of the rollout"
+    assert tc.read_runs(file, source=trainer if trainer != "verl" else "auto", settings={"group": 8, "updates_per_rollout": 4, "completions": 32})
+
+
+def test_the_wrong_trainer_is_refused(tmp_path):
+    pd.DataFrame(SPOKEN["openrlhf"][0]).to_csv(tmp_path / "run.csv", index=False)
+    with pytest.raises(RecordsError, match="holds the keys of openrlhf, not of nemo-rl"):
+        tc.read_runs(tmp_path / "run.csv", source="nemo-rl", settings=SIZE)
+
+
+@pytest.mark.parametrize("trainer", ["open-instruct", "prime-rl"])
+def test_completions_that_the_log_counts_need_not_be_given(tmp_path, trainer):
+    pd.DataFrame(SPOKEN[trainer][0]).to_csv(tmp_path / "run.csv", index=False)
+    given = {"group": 8, "updates_per_rollout": 4}
+    assert tc.read_runs(tmp_path / "run.csv", settings=given).runs["batch"].tolist() == [32]
+
+
+def test_a_step_that_is_a_rollout_needs_its_updates(tmp_path):
+    pd.DataFrame(SPOKEN["openrlhf"][0]).to_csv(tmp_path / "run.csv", index=False)
+    with pytest.raises(RecordsError, match="a step of openrlhf is a rollout, and how many optimizer updates it takes is not in the log"):
+        tc.read_runs(tmp_path / "run.csv", settings={"completions": 32, "group": 8})
+
+
+def test_rollout_dumps_count_completions_and_groups(tmp_path):
+    for step in (1, 2, 10):
+        rows = [{"input": f"p{i // 4}", "output": "x", "gts": "1", "score": float(i < step), "step": step} for i in range(16)]
+        (tmp_path / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = tc.read_runs(tmp_path, settings={"updates_per_rollout": 2, "lr": 1e-6})
+    row = runs.runs.iloc[0]
+    assert (row["batch"], row["group"], row["samples_done"]) == (8, 4, 48)
+    assert curve(runs, "reward") == ([16, 32, 48], [1 / 16, 2 / 16, 10 / 16])
+    assert curve(runs, "zero_std_frac")[1] == [0.75, 0.75, 0.75]
+    (tmp_path / "11.jsonl").write_text(json.dumps({"input": "p", "output": "x", "score": 1.0, "step": 11}) + "\n")
+    with pytest.raises(RecordsError, match="rollouts of 1 to 16 completions"):
+        tc.read_runs(tmp_path, settings={"updates_per_rollout": 2, "lr": 1e-6})
+
+
+def test_a_live_run_of_our_own_is_a_log_too(tmp_path):
+    folder = tmp_path / "run-1"
+    folder.mkdir()
+    row = {
+        "run_id": "run-1",
+        "batch": 32,
+        "group": 8,
+        "updates_per_rollout": 4,
+        "lr": 2e-6,
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "lr_warmup_samples": 64,
+        "seed": 3,
+    }
+    (folder / "run.json").write_text(json.dumps(row))
+    rows = [{"run_id": "run-1", "attempt": 0, "update": k, "samples": 32 * k, "reward": 0.1 * k, "heldout_acc": 0.2} for k in range(4)]
+    (folder / "curve.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"upd')
+    runs = tc.read_runs(tmp_path)
+    assert curve(runs, "reward") == ([0, 32, 64, 96], [0.0, 0.1, 0.2, 0.3])
+    told = runs.runs.iloc[0]
+    assert (told["seed"], told["lr_warmup_samples"], round(float(told["clip_high"]), 6)) == (3, 64, 0.2)
 
 
 # -- tables, settings, refusals -------------------------------------------------------------------------------------

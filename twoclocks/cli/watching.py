@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,20 +41,23 @@ def watch(
     def look() -> dict[str, Any]:
         return _state(load(run, settings, given, columns), plan, metric, threshold)
 
+    state = look()
     if as_json or once:
-        while True:
-            state = look()
-            show.as_json(state, indent=None) if as_json else show.console.print(_table(state))
-            if once:
-                return
-            time.sleep(every)
-    with Live(_table(look()), console=show.console, auto_refresh=False) as live:
-        while True:
-            time.sleep(every)
-            try:
-                live.update(_table(look()), refresh=True)
-            except RecordsError as error:  # caught while its trainer was writing: look again
-                live.console.print(f"waiting: {error}", markup=False)
+        show.as_json(state, indent=None) if as_json else show.console.print(_table(state))
+    if once:
+        return
+    with suppress(KeyboardInterrupt):
+        if as_json:
+            while True:
+                time.sleep(every)
+                show.as_json(look(), indent=None)
+        with Live(_table(state), console=show.console, auto_refresh=False) as live:
+            while True:
+                time.sleep(every)
+                try:
+                    live.update(_table(look()), refresh=True)
+                except RecordsError as error:  # caught while its trainer was writing: look again
+                    live.console.print(f"waiting: {error}", markup=False)
 
 
 def _state(runs: Runs, plan: Schedule | None, metric: str, threshold: float | None) -> dict[str, Any]:
