@@ -70,3 +70,38 @@ def test_vllm_through_a_switch_is_faster_and_otherwise_the_same():
 def test_last_number_is_read_as_people_write_it():
     said = ["123 + 456 = 579", "\\boxed{1,234}", "no idea", "579. Check: 580"]
     assert generation.last_number([[{"content": s}] for s in said], [579, 1234, 1, 579]) == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_the_recorded_worlds_pass_the_coverage_rule():
+    from experiments.benchmarks import coverage
+
+    table = pd.read_parquet(RECORDS / "coverage.parquet")
+    found = coverage.summarise(table)
+    assert table["seed"].nunique() == 1000 and len(found) == 6
+    assert found["coverage"].between(*coverage.COVERED).all() and (found["median_bias"].abs() < coverage.BIAS).all()
+    assert 0.3 <= table["censored_progress"].mean() <= 0.7 and 0.3 <= table["censored_failure"].mean() <= 0.7
+
+
+def test_intervals_cover_planted_worlds():
+    """A small, fixed-seed version of experiments.benchmarks.coverage: ten worlds, 30 to 70% censored, cannot all miss."""
+    from experiments.benchmarks import coverage
+
+    table = coverage.run(10, "drift", 3, "curvature", 60, 1, first=1000)
+    found = coverage.summarise(table).set_index("parameter")
+    assert set(found.index) == {"a", "h0", "h1", "samples", "b_batch", "b_drift"}
+    assert (found["coverage"] >= 0.7).all()  # at 95%, three misses of ten have a chance of 1%
+    assert (found["median_bias"].abs() < 1.2).all()
+    assert 0.2 < table["censored_progress"].mean() < 0.7 and 0.3 < table["censored_failure"].mean() < 0.7
+    assert table.groupby("seed")["told_apart"].first().mean() >= 0.5
+
+
+def test_the_import_benchmark_measures_what_it_names(tmp_path):
+    from experiments.benchmarks import imports
+
+    imports.write_states(tmp_path, runs=2)
+    seconds, peak = imports.measure(
+        f"import twoclocks as tc; runs = tc.read_runs({str(tmp_path)!r}, settings={str(tmp_path / 'runs.csv')!r}); assert len(runs.runs) == 2, len(runs.runs)"
+    )
+    assert 0 < seconds < 30 and 0.05 < peak < 2
+    with pytest.raises(RuntimeError, match="AssertionError"):
+        imports.measure("assert False")

@@ -145,3 +145,11 @@ def test_noise_is_about_the_chord_and_needs_three_points():
         evaluation_noise([(np.arange(2), np.arange(2))])
     with pytest.raises(RecordsError, match="increasing"):
         detect_collapse([0, 2, 1], [1, 1, 1], 0.01)
+
+
+def test_a_collapse_may_have_to_lose_half_of_what_was_gained():
+    """A drop of 8 points after a gain of 30 is a collapse by margin, and keeps more than half of the gain; a fall to the start does not."""
+    rise = 0.2 + 0.3 * np.minimum(1.0, GRID / 20_000)
+    for fall, kinds in ((0.08, ("interval", "right")), (0.3, ("interval", "interval"))):
+        y = rise - fall * (GRID > 40_000)
+        assert tuple(detect_collapse(GRID, y, 0.005, share=share).kind for share in (0.0, 0.5)) == kinds

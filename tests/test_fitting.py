@@ -57,6 +57,7 @@ def test_planted_clocks_come_back_under_unequal_noise(planted):
         assert row.low - 0.5 * width < truth < row.high + 0.5 * width, row.parameter
     assert clocks.failure.b_drift == pytest.approx(-1, abs=0.25)
     assert not clocks.warnings
+    assert clocks.cells["collapse"].value_counts()["interval"] > 24 and "losing half the gain" in str(clocks)
 
 
 @pytest.mark.slow

@@ -209,7 +209,7 @@ def smoothed(samples: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.array([np.median(values[i:j]) for i, j in zip(first, last, strict=True)])
 
 
-def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, early: float | None = None) -> Collapse:
+def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, early: float | None = None, *, share: float = 0.0) -> Collapse:
     """Find the first lasting drop of a held-out metric below its best so far.
 
     The smoothed curve must fall below its running maximum by `margin(noise_sd)` and stay below that level over the
@@ -228,6 +228,8 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, earl
     early : float, optional
         Training completions up to which a collapse counts as too early to time; default this run's tenth evaluation.
         Runs that are compared need one value, or coarsely evaluated batches would count as early for longer.
+    share : float
+        Of (best so far - start): a drop must lose at least this much of what was gained, too.
 
     Raises
     ------
@@ -239,7 +241,8 @@ def detect_collapse(samples: ArrayLike, values: ArrayLike, noise_sd: float, earl
         raise RecordsError(f"collapse detection needs at least three evaluations at increasing samples, got {len(n)}")
     early = early_limit([n]) if early is None else early
     s = smoothed(n, y)
-    level = np.maximum.accumulate(s) - margin(noise_sd)
+    best = np.maximum.accumulate(s)
+    level = best - np.maximum(margin(noise_sd), share * (best - s[0]))
     confirmable = int(np.searchsorted(n * (1 + CONFIRM), n[-1], side="right"))
     for i in range(1, confirmable):
         if s[i] >= level[i - 1]:
@@ -266,8 +269,13 @@ def early_limit(curves: Sequence[ArrayLike]) -> float:
     return min(tenth) if tenth else max(float(n[-1]) for n in grids)
 
 
-def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]]) -> tuple[dict[str, Collapse], float]:
+def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]], *, share: float = 0.0) -> tuple[dict[str, Collapse], float]:
     """Collapse of every run of a sweep: evaluation noise pooled over the runs that do not collapse, one early limit for all.
+
+    Parameters
+    ----------
+    share : float
+        As in `detect_collapse`.
 
     Returns
     -------
@@ -277,9 +285,9 @@ def detect_collapses(curves: dict[str, tuple[ArrayLike, ArrayLike]]) -> tuple[di
     """
     early = early_limit([samples for samples, _ in curves.values()])
     noise = evaluation_noise(list(curves.values()))
-    found = {run: detect_collapse(*curve, noise, early) for run, curve in curves.items()}
+    found = {run: detect_collapse(*curve, noise, early, share=share) for run, curve in curves.items()}
     stable = [curves[run] for run, collapse in found.items() if not collapse.confirmed]
     if stable:
         noise = evaluation_noise(stable)
-        found = {run: detect_collapse(*curve, noise, early) for run, curve in curves.items()}
+        found = {run: detect_collapse(*curve, noise, early, share=share) for run, curve in curves.items()}
     return found, noise

@@ -62,10 +62,10 @@ def replicate(seed: int, law: str, seeds: int, model: str, n_boot: int) -> list[
     return [{"seed": seed, "law": law, "seeds": seeds, "told_apart": told, **{f"censored_{k}": v for k, v in censored.items()}, **row} for row in rows]
 
 
-def run(worlds: int, law: str, seeds: int, model: str, n_boot: int, jobs: int) -> pd.DataFrame:
-    """All worlds of one kind."""
+def run(worlds: int, law: str, seeds: int, model: str, n_boot: int, jobs: int, first: int = 0) -> pd.DataFrame:
+    """All worlds of one kind, numbered from `first`."""
     with ProcessPoolExecutor(jobs) as pool:
-        found = pool.map(partial(replicate, law=law, seeds=seeds, model=model, n_boot=n_boot), range(worlds), chunksize=5)
+        found = pool.map(partial(replicate, law=law, seeds=seeds, model=model, n_boot=n_boot), range(first, first + worlds), chunksize=5)
         return pd.DataFrame([row for rows in found for row in rows])
 
 

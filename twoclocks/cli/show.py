@@ -63,6 +63,7 @@ def clocks_table(clocks: Clocks) -> None:
         if row.note:
             notes.append(f"{row.clock} clock unidentified: {row.note}" if unknown else f"{row.parameter}: {row.note}")
     console.print(table)
+    line(clocks.collapses)
     if len(clocks.models):
         models = Table(title="progress models")
         for name in ("model", "parameters", "AIC above best", "log likelihood of held-out cells"):

@@ -21,6 +21,7 @@ from twoclocks.records import Runs
 
 __all__ = ["Clocks", "Forecast", "fit", "forecast", "metric_curve", "rate", "samples_to_target"]
 
+LOST = 0.5  # beside the margin in points: a collapse that loses half of what was gained
 ONE_RUN = "one run has one batch and one learning rate; add runs at a batch four times as large and at half or twice the learning rate"
 
 
@@ -86,6 +87,8 @@ def fit(
     collapses, noise_sd = detect_collapses({run: (n, y) for run, (n, y, _) in curves.items()})
     warmup = common["lr_warmup_samples"]
     cells = cell_table(table, curves, collapses, levels, warmup)
+    lost, _ = detect_collapses({run: (n, y) for run, (n, y, _) in curves.items()}, share=LOST)
+    cells["lost_half"] = [lost[run].kind for run in cells["run_id"]]
     parts = {
         "progress": fit_progress(cells, rise, model, common["group"], n_boot, rng),
         "failure": fit_failure(cells, curves, warmup, common["group"], n_boot, rng),

@@ -31,6 +31,7 @@ class Clocks:
         Intervals, rows low and high, a column a parameter: centred on the estimate, as wide (Student) as the draws' percentile interval.
     cells : DataFrame
         One row a run: batch, drift_rate, samples to the (first) target, and collapse with its censoring; full-rate completions.
+        `lost_half` is how the run counts if a collapse has to lose half of what was gained.
     unidentified : dict of str -> str
         Clock -> why it could not be fitted and which run would identify it.
     shared : dict
@@ -146,7 +147,20 @@ class Clocks:
             return str(self.forecast)
         head = f"{self.metric} to {self.target:g} (a gain of {self.gain:.3g}); {len(self.cells)} runs; {self.level:.0%} intervals by {self.intervals}"
         laws = [f"{law}: {verdict}" for law, verdict in self.laws().items()]
-        return "\n".join([head, self.summary().to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep=""), *laws, *self.warnings, *self.remarks])
+        return "\n".join(
+            [head, self.collapses, self.summary().to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep=""), *laws, *self.warnings, *self.remarks]
+        )
+
+    @property
+    def collapses(self) -> str:
+        """How many runs collapsed, by the margin in points and by half of what was gained."""
+        told = []
+        for column, rule in (("collapse", "by margin"), ("lost_half", "losing half the gain")):
+            counts = self.cells[column].value_counts()
+            told.append(
+                rule + " " + ", ".join(f"{counts.get(kind, 0)} {said}" for kind, said in (("interval", "timed"), ("left", "too early"), ("right", "not")))
+            )
+        return "collapses: " + "; ".join(told)
 
     @property
     def warnings(self) -> list[str]:
@@ -184,6 +198,7 @@ class Clocks:
             "shared": {k: list(v) if isinstance(v, tuple) else v for k, v in self.shared.items()},
             "parameters": table.where(table.notna(), None).to_dict("records"),
             "laws": self.laws(),
+            "collapses": None if self.forecast else self.collapses,
             "model": self.model,
             "models": self.models.to_dict("records"),
             "next_cells": self.next_cells.to_dict("records"),
