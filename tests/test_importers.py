@@ -191,7 +191,17 @@ def test_a_trainer_is_recognised_in_any_store(tmp_path, trainer, store):
     assert kept["source"] == trainer
     if trainer == "nemo-rl":
         assert kept["aggregation"]["grad_norm"] == "sum over the updates of the rollout"
-    assert tc.read_runs(file, source=trainer if trainer != "verl" else "auto", settings={"group": 8, "updates_per_rollout": 4, "completions": 32})
+    assert tc.read_runs(file, source=trainer, settings={"group": 8, "updates_per_rollout": 4, "completions": 32})
+
+
+def test_a_folder_may_be_called_like_a_pattern(tmp_path):
+    folder = tmp_path / "run[1]"
+    folder.mkdir()
+    pd.DataFrame(SPOKEN["openrlhf"][0]).to_csv(folder / "a.csv", index=False)
+    given = SIZE | {"updates_per_rollout": 4}
+    assert len(tc.read_runs(folder, settings=given).runs) == 1 == len(tc.read_runs(str(tmp_path / "run*"), settings=given).runs)
+    with pytest.raises(RecordsError, match="holds the keys of openrlhf, not of verl"):
+        tc.read_runs(folder, source="verl", settings=given)
 
 
 def test_the_wrong_trainer_is_refused(tmp_path):

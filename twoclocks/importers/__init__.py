@@ -58,9 +58,8 @@ def read_runs(
     paths : path or paths
         Files, folders (searched for logs; tables in them that are no trainer's are left out) or glob patterns.
     source : str
-        "auto", a store ("trl", "verl", "verl-rollouts", "tensorboard", "trackio", "mlflow", "wandb",
-        "wandb-offline", "table"), or a trainer whose
-        keys the logs must hold ("openrlhf", "open-instruct", "nemo-rl", "prime-rl").
+        "auto", a store ("trl", "verl-rollouts", "tensorboard", "trackio", "mlflow", "wandb", "wandb-offline", "table"), or a trainer whose
+        keys the logs must hold ("verl", "openrlhf", "open-instruct", "nemo-rl", "prime-rl").
     settings : mapping, DataFrame or file, optional
         What the logs do not say: group (completions per prompt), completions or prompts per optimizer update, and lr,
         updates_per_rollout (default 1 where a step is an update), clip_low, clip_high (default: no clip), lr_warmup_samples
@@ -87,7 +86,7 @@ def read_runs(
     if not logs:
         why = f"; left out: {skipped[0]}" if skipped else "; expected trainer_state.json, verl jsonl, event files, trackio, MLflow, W&B or tables"
         raise RecordsError(f"{', '.join(map(str, files[:3]))}: no log found{why}")
-    if source in TRAINERS and any(log.source != source for log in logs):
+    if source in (*TRAINERS, "verl") and any(log.source != source for log in logs):
         other = next(log for log in logs if log.source != source)
         raise RecordsError(f"{other.where}: run {other.name!r} holds the keys of {other.source}, not of {source}; leave source out")
     given = _given(settings)
@@ -101,7 +100,8 @@ def _files(paths: Any) -> list[Path]:
     found: list[Path] = []
     for path in several:
         text = os.fspath(path)
-        here = [Path(p) for p in sorted(glob.glob(text))] if glob.has_magic(text) else [Path(text)]
+        literal = Path(text).exists() or not glob.has_magic(text)  # a run's folder may be called run[1]
+        here = [Path(text)] if literal else [Path(p) for p in sorted(glob.glob(text))]
         if not here or not all(p.exists() for p in here):
             raise RecordsError(f"{text}: no such file or folder")
         found += here
@@ -133,14 +133,16 @@ def _module(path: Path, source: str, columns: dict[str, str] | None) -> Any:
     """The importer of a file, or None."""
     if columns is not None:
         return table if table.matches(path) else None
-    wanted = {source: SOURCES[source]} if source in SOURCES else SOURCES
+    wanted = {source: SOURCES[source]} if source in SOURCES and source != "verl" else SOURCES  # verl's keys live in any store
     return next((module for module in wanted.values() if module.matches(path)), None)
 
 
 def _read(path: Path, source: str, columns: dict[str, str] | None) -> list[Log]:
     if columns is not None:
         return table.read(path, columns)
-    module = SOURCES.get(source) or _module(path, source, None)
+    named = SOURCES.get(source)
+    elsewhere = named is verl and not verl.matches(path)  # its keys, in another store than its own jsonl
+    module = _module(path, "auto", None) if named is None or elsewhere else named
     if module is None:
         raise RecordsError(f"{path}: no known log format; name it with source=, or map its columns with columns=")
     found: list[Log] = module.read(path)
