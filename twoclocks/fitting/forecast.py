@@ -121,7 +121,7 @@ def forecast(runs: Runs, run_id: str | None = None, *, threshold: float | None =
     unknown = [*UNKNOWN] if threshold is None else [*UNKNOWN[:2], "whether the threshold given is this run's: it was not measured on it"]
     noise = _noise_batch(rows, level, rng)
     if noise is None:
-        unknown.append("a local critical batch: no gradient noise is logged (verl's variance_proxy/*, or grad_noise and grad_power)")
+        unknown.append("a local critical batch: no gradient noise is logged; map columns to grad_noise and grad_power")
     return Forecast(name, float(samples[-1]), meter, float(value[-1]), (rate, low, high), threshold, left, noise, unknown)
 
 
